@@ -1,0 +1,61 @@
+"""What a finished job holds."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field
+
+
+class Usage(BaseModel):
+    """Token counts. prompt_tokens = cached_tokens + prefilled_tokens."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    """Tokens whose KV came from a stored prefix."""
+    prefilled_tokens: int = 0
+    output_tokens: int = 0
+
+
+class Timing(BaseModel):
+    """Seconds, measured by the worker."""
+
+    restore_s: float = 0.0
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+    time_to_first_token_s: float = 0.0
+    """From the start of the work on this output to its first token."""
+
+
+class Output(BaseModel):
+    """One answer."""
+
+    text: str
+    question: str | None = None
+    finish_reason: Literal["stop", "length", "repetition", "context"]
+    usage: Usage
+    timing: Timing
+    prefix: Literal["none", "exact", "continued"]
+    """How the document's KV was made: `exact` (each layer saw exact keys and values),
+    `continued` (newer blocks attended to decoded older ones), `none` (too short to store)."""
+
+
+class Result(BaseModel):
+    """The result of a job: one output for summarize and prompt, one per question for ask."""
+
+    type: str
+    model: str
+    outputs: list[Output]
+    usage: Usage
+    timing: Timing
+
+
+class Problem(BaseModel):
+    """Why a job failed; the same words as in the API's problem+json."""
+
+    code: str
+    """Stable and machine-readable, such as `context_exceeded`."""
+    detail: str
+    """One sentence that names the limit, the value and the next step."""
+    params: dict[str, Any] = Field(default_factory=dict)
+    """The numbers in `detail`, for programs."""

@@ -1,0 +1,83 @@
+"""What passes between the API and the workers through Redis: names of keys and the payloads.
+
+The queue carries a `RunRequest` (one attempt at one job) as the only argument of `RUN_FUNCTION`.
+Events come back on `EVENT_STREAM`. A stop travels as the state of `control_key(job_id)`, which
+the worker polls: a message that nobody heard would be lost, a key is not.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+from pydantic import BaseModel, Field
+
+from jobs.models import ModelCard
+from jobs.spec import JobSpec
+
+RUN_FUNCTION = "worker.run.run_job"
+EVENT_STREAM = "longleaf:events"
+EVENT_GROUP = "recorder"
+CONTROL_KEY = "longleaf:control:"
+WORKER_KEY = "longleaf:worker:"
+
+
+class DocumentRef(BaseModel):
+    """A document that a job reads; the worker fetches the text over HTTP and checks the digest."""
+
+    id: str
+    name: str
+    text_sha256: str
+    num_chars: int
+
+
+class RunRequest(BaseModel):
+    """One attempt at one job."""
+
+    job_id: str
+    attempt: int = Field(ge=1)
+    """Grows by one whenever the job is handed out again; events of older attempts are ignored."""
+    spec: JobSpec
+    documents: list[DocumentRef]
+
+
+class Control(BaseModel):
+    """What a worker that runs the job must obey."""
+
+    cancel: bool = False
+    min_attempt: int = 1
+    """A worker on an older attempt stops at once and reports nothing."""
+
+
+class WorkerStatus(BaseModel):
+    """A worker's presence, stored as JSON with an expiry of `lease_s`, renewed while it lives."""
+
+    name: str
+    pid: int
+    host: str
+    state: Literal["loading", "idle", "busy", "draining"]
+    model: str
+    card: ModelCard | None = None
+    """None until the model is loaded."""
+    job_id: str | None = None
+    attempt: int | None = None
+    started_at: float
+    lease_s: float
+
+
+def queue_name(model: str) -> str:
+    """The RQ queue that serves `model`."""
+    return "longleaf." + re.sub(r"[^A-Za-z0-9._-]", "--", model)
+
+
+def run_id(job_id: str, attempt: int) -> str:
+    """The RQ job id of one attempt: the same attempt is never queued twice under two names."""
+    return f"{job_id}.{attempt}"
+
+
+def control_key(job_id: str) -> str:
+    return CONTROL_KEY + job_id
+
+
+def worker_key(name: str) -> str:
+    return WORKER_KEY + name
