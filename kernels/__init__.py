@@ -1,0 +1,57 @@
+"""Arrays in, arrays out: the KV codec and the attention that reads it. Knows no model, file or job."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+from kernels import reference, unfused
+from kernels.cache_view import CacheView
+from kernels.codec import decode, encode
+from kernels.formats import BLOCK_TOKENS, TileLayout
+
+MAX_QUERIES = 16
+"""The most query tokens that one call of `decode_attention` takes."""
+
+__all__ = ["BLOCK_TOKENS", "MAX_QUERIES", "CacheView", "TileLayout", "decode", "decode_attention", "encode"]
+
+
+def decode_attention(q: mx.array, view: CacheView, scale: float, sinks: mx.array | None = None) -> mx.array:
+    """Causal attention of each row's newest 1 to 16 tokens over one layer's compressed cache.
+
+    Args:
+        q: (B, num_q_heads, Sq, head_dim) after RoPE, any float dtype; query head h reads KV head
+            h // (num_q_heads / num_kv_heads).
+        view: the cache, whose blocks all B rows share.
+        scale: multiplies q · k.
+        sinks: (num_q_heads,) extra logits that take weight and give no value (gpt-oss), or None.
+
+    Returns:
+        (B, num_q_heads, Sq, head_dim) of q's dtype.
+
+    Raises:
+        ValueError: if a shape doesn't fit; the message names both sides.
+    """
+    _check(q, view)
+    attend = unfused.decode_attention if unfused.supports(q.shape[-1]) else reference.decode_attention
+    return attend(q, view, scale, sinks).astype(q.dtype)
+
+
+def _check(q: mx.array, view: CacheView) -> None:
+    batch, num_q_heads, num_queries, head_dim = q.shape
+    rows, num_kv_heads, num_tail, tail_dim = view.tail_k.shape
+    if batch != rows or num_q_heads % num_kv_heads or head_dim != tail_dim:
+        raise ValueError(
+            f"queries {q.shape} do not fit a tail {view.tail_k.shape}: expected ({rows}, a multiple of "
+            f"{num_kv_heads}, Sq, {tail_dim})"
+        )
+    if not 1 <= num_queries <= min(MAX_QUERIES, num_tail):
+        raise ValueError(
+            f"{num_queries} query tokens: decode attention takes 1 to {MAX_QUERIES}, "
+            f"and no more than the tail holds ({num_tail})"
+        )
+    if not 0 <= view.num_blocks <= view.tiles.shape[0]:
+        raise ValueError(
+            f"num_blocks {view.num_blocks} is outside the {view.tiles.shape[0]} tiles that are there"
+        )
+    if view.window is not None and (view.num_blocks or view.sinks_k.shape[1]):
+        raise ValueError(f"window {view.window}: a windowed layer keeps its whole cache in the tail")

@@ -1,0 +1,105 @@
+"""The KV formats: how 128 tokens of one KV head become one tile of bytes.
+
+A layer's compressed KV is one array `tiles` of shape (num_blocks, num_kv_heads, tile_words) uint32,
+the same in memory and on disk. A tile holds one KV head of one block, little-endian:
+
+    | part     | bytes        | meaning                                                         |
+    |----------|--------------|-----------------------------------------------------------------|
+    | k_codes  | 128 * D / 2  | [token][channel] 4-bit codes, channel 0 in the lowest nibble      |
+    | k_scales | 128 * G * 2  | [token][group] float16                                            |
+    | k_mean   | D * 2        | [channel] float16, mean of the block's keys, not rotated          |
+    | v_codes  | 128 * D / 2  | as k_codes                                                        |
+    | v_scales | 128 * G * 2  | as k_scales                                                       |
+
+with G = ceil(D / 64) groups of D / G channels. 4.31 bits per element at D = 64 and 128.
+
+`int4c` codes x as c in 0..15 with x ≈ (c − 7.5) · s, in the rotated basis x' = x · R, where
+R = diag(signs) · H / √D. H is the Hadamard matrix that `mx.hadamard_transform` applies and `signs`
+a fixed vector of ±1. Keys are centred on the block's mean before they are rotated.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cache
+
+import mlx.core as mx
+
+BLOCK_TOKENS = 128
+"""Tokens encoded and hashed together."""
+MIDRISE = 7.5
+"""The code that stands for zero: halfway between 7 and 8."""
+
+
+@dataclass(frozen=True)
+class TileLayout:
+    """Where the parts of a tile stand, in 32-bit words."""
+
+    head_dim: int
+
+    def __post_init__(self) -> None:
+        rotation(self.head_dim)
+
+    @property
+    def num_groups(self) -> int:
+        return -(-self.head_dim // 64)
+
+    @property
+    def group_size(self) -> int:
+        return self.head_dim // self.num_groups
+
+    @property
+    def codes_words(self) -> int:
+        return BLOCK_TOKENS * self.head_dim // 8
+
+    @property
+    def scales_words(self) -> int:
+        return BLOCK_TOKENS * self.num_groups // 2
+
+    @property
+    def mean_words(self) -> int:
+        return self.head_dim // 2
+
+    @property
+    def k_words(self) -> int:
+        """The first word of the value part."""
+        return self.codes_words + self.scales_words + self.mean_words
+
+    @property
+    def tile_words(self) -> int:
+        return self.k_words + self.codes_words + self.scales_words
+
+    @property
+    def tile_bytes(self) -> int:
+        return 4 * self.tile_words
+
+    @property
+    def bits_per_element(self) -> float:
+        """Bits spent on each number of K and V, scales and means included."""
+        return 8 * self.tile_bytes / (2 * BLOCK_TOKENS * self.head_dim)
+
+
+@cache
+def rotation(head_dim: int) -> mx.array:
+    """The orthonormal R of the int4c format, (head_dim, head_dim) float32: x' = x @ R, x = x' @ R.T.
+
+    The signs are the bits of SHAKE-256("longleaf int4c"), most significant first, 1 meaning −1, so that
+    every version and backend agrees on them.
+
+    Raises:
+        ValueError: if `mx.hadamard_transform` or the packing has no form for this head size.
+    """
+    m = head_dim
+    while m % 2 == 0:
+        m //= 2
+    if head_dim % 16 or head_dim > 512 or m not in (1, 3, 5, 7):
+        raise ValueError(
+            f"head size {head_dim} has no int4c form: it must be a multiple of 16 up to 512 "
+            "that is 1, 12, 20 or 28 times a power of two (64, 80, 96, 112, 128, 192, 256, 512)"
+        )
+    digest = hashlib.shake_256(b"longleaf int4c").digest(head_dim // 8)
+    signs = mx.array([-1.0 if digest[i // 8] >> (7 - i % 8) & 1 else 1.0 for i in range(head_dim)])
+    matrix = signs[:, None] * mx.hadamard_transform(mx.eye(head_dim))
+    mx.eval(matrix)
+    return matrix
