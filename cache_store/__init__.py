@@ -1,0 +1,25 @@
+"""Blocks of bytes under content keys, kept on disk within a budget, checked on every read.
+
+It knows no model: a block is token ids, named arrays and JSON metadata. FORMAT.md has the bytes.
+"""
+
+from cache_store.block import Section
+from cache_store.errors import BadBlock, CacheStoreError, MissingBlock, UnknownVersion
+from cache_store.header import BlockInfo, SectionInfo
+from cache_store.index import Entry
+from cache_store.key import BlockKey, chain_keys
+from cache_store.store import SnapshotStore
+
+__all__ = [
+    "BadBlock",
+    "BlockInfo",
+    "BlockKey",
+    "CacheStoreError",
+    "Entry",
+    "MissingBlock",
+    "Section",
+    "SectionInfo",
+    "SnapshotStore",
+    "UnknownVersion",
+    "chain_keys",
+]
