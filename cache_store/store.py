@@ -32,8 +32,6 @@ from cache_store.room import Room
 log = logging.getLogger(__name__)
 
 _READ_ONLY = {errno.EROFS, errno.EACCES, errno.EPERM}
-    os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW
-)  # neither a pipe nor a link can stand in for a block
 
 
 class SnapshotStore:
