@@ -71,8 +71,11 @@ def queue_name(model: str) -> str:
 
 
 def run_id(job_id: str, attempt: int) -> str:
-    """The RQ job id of one attempt: the same attempt is never queued twice under two names."""
-    return f"{job_id}.{attempt}"
+    """The RQ job id of one attempt: the same attempt is never queued twice under two names.
+
+    RQ takes letters, digits, underscores and dashes only.
+    """
+    return f"{job_id}-{attempt}"
 
 
 def control_key(job_id: str) -> str:
