@@ -1,0 +1,142 @@
+"""`python -m worker`: a worker for one model, until it is told to stop."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import sys
+import time
+import uuid
+from collections.abc import Sequence
+from typing import Any, cast
+
+from redis import Redis
+from redis.backoff import NoBackoff
+from redis.exceptions import AuthenticationError, RedisError
+from redis.retry import Retry
+
+from jobs import queue_name
+from worker.documents import DocumentSource
+from worker.outbox import Outbox
+from worker.parent import PatientBackoff, RunWorker
+from worker.presence import Presence
+from worker.resident import EngineUnavailable, Resident
+from worker.run import FLUSH_GRACE_S, RunContext
+from worker.settings import Settings, SettingsError, load_settings
+from worker.stop import StopRequest
+
+log = logging.getLogger("worker")
+
+CHILD_COMMAND = (sys.executable, "-m", "worker.child")
+OLDEST_REDIS = (6, 2)
+"""BLMOVE and XAUTOCLAIM came with it; without BLMOVE a job can be lost between the queue and the worker."""
+REDIS_PATIENCE_S = 30.0
+
+
+class CannotStart(RuntimeError):
+    """The message says why and what to do."""
+
+
+def main() -> int:
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    for chatty in ("httpx", "rq.worker", "rq.job"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
+    try:
+        return serve(load_settings(), CHILD_COMMAND)
+    except (SettingsError, CannotStart, EngineUnavailable) as error:
+        print(f"worker: {error}", file=sys.stderr)
+        return 1
+
+
+def serve(settings: Settings, child_command: Sequence[str]) -> int:
+    """Work until a signal; the exit status.
+
+    Raises:
+        CannotStart: no usable Redis.
+        EngineUnavailable: the model cannot be loaded.
+    """
+    stop = StopRequest()
+    stop.listen()
+    # One connection for what must answer soon, one for RQ's loop, which waits.
+    soon = Redis.from_url(
+        settings.redis_url, socket_timeout=5, socket_connect_timeout=5, retry=Retry(NoBackoff(), 0)
+    )
+    wait_for_redis(soon, settings.redis_url, stop)
+    if stop.requested:
+        return 0
+    name = f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
+    worker: RunWorker | None = None
+    presence = Presence(soon, name, settings.model, lambda: worker.renew_lease() if worker else None)
+    outbox = Outbox(soon, name)
+    documents = DocumentSource(settings.api)
+    resident = Resident(child_command, _child_env(settings), settings.model)
+    try:
+
+        def keep_waiting() -> bool:
+            presence.beat()
+            return not stop.requested
+
+        # RQ hears of this worker only when the model is loaded.
+        if not resident.wait_ready(keep_waiting):
+            return 0
+        patient = Redis.from_url(settings.redis_url, retry=Retry(PatientBackoff(stop), -1))
+        context = RunContext(name, soon, outbox, presence, documents, resident, stop)
+        worker = RunWorker(context, settings.model, patient)
+        log.info("%s serves %s from queue %s", name, settings.model, queue_name(settings.model))
+        worker.work(logging_level="WARNING")
+        if worker.fatal is not None:
+            raise worker.fatal
+        return 0 if stop.requested else 1
+    finally:
+        outbox.close(FLUSH_GRACE_S)
+        presence.close()
+        resident.close()
+        documents.close()
+
+
+def wait_for_redis(redis: Redis, url: str, stop: StopRequest, patience_s: float = REDIS_PATIENCE_S) -> None:
+    """Wait until Redis answers, and check its version.
+
+    Raises:
+        CannotStart: it does not answer in time, refuses the password, or is too old.
+    """
+    give_up_at = time.monotonic() + patience_s
+    while not stop.requested:
+        try:
+            version = str(cast(Any, redis.info("server"))["redis_version"])
+            break
+        except AuthenticationError as error:
+            raise CannotStart(f"Redis at {_shown(url)} refuses: {error}; check REDIS_URL") from error
+        except RedisError as error:
+            if time.monotonic() > give_up_at:
+                raise CannotStart(
+                    f"no Redis at {_shown(url)} after {patience_s:.0f} s ({error}); start one and set "
+                    "REDIS_URL, or use `longleaf up`, which brings its own"
+                ) from error
+            time.sleep(0.2)
+    else:
+        return
+    if tuple(int(part) for part in version.split(".")[:2]) < OLDEST_REDIS:
+        raise CannotStart(f"Redis at {_shown(url)} is version {version}; 6.2 or later (or Valkey) is needed")
+
+
+def _shown(url: str) -> str:
+    """The URL without its password."""
+    scheme, _, rest = url.partition("://")
+    return f"{scheme}://{rest.rpartition('@')[2]}"
+
+
+def _child_env(settings: Settings) -> dict[str, str]:
+    """The parent's environment with its resolved settings, so that both mean the same folders and model."""
+    return {
+        **os.environ,
+        "LONGLEAF_DATA": str(settings.data),
+        "LONGLEAF_MODELS": str(settings.models),
+        "LONGLEAF_MODEL": settings.model,
+        "LONGLEAF_SNAPSHOTS_BYTES": str(settings.snapshots_bytes),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

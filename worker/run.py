@@ -1,0 +1,251 @@
+"""One attempt at one job as the parent sees it: fetch → hand to the child → pass on → report the end.
+
+`run_job` is the only function that the queue may name (`jobs.RUN_FUNCTION`). Every attempt that is
+not stale ends in exactly one of: job.succeeded, job.failed, job.cancelled, attempt.released, attempt.lost.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import ValidationError
+from redis import Redis
+
+from jobs import Event, EventType, Problem, RunRequest
+from worker.child_process import Gone
+from worker.control import ControlWatch
+from worker.documents import ApiUnreachable, DocumentFailed, DocumentSource, Interrupted
+from worker.outbox import Outbox
+from worker.presence import Presence
+from worker.progress import ProgressGate
+from worker.protocol import ChildEvent, End, FromChild, Run, Stop
+from worker.resident import EngineUnavailable, Resident
+from worker.stop import StopRequest
+
+log = logging.getLogger("worker.run")
+
+CANCEL_GRACE_S = 10.0
+RELEASE_GRACE_S = 12.0
+"""Less than the 15 s in which a drained worker must have given its job back."""
+FLUSH_GRACE_S = 5.0
+"""How long a worker that stops waits for Redis to take its last events."""
+
+Why = Literal["cancel", "release", "stale"]
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """What an attempt works with; built once by the worker."""
+
+    name: str
+    redis: Redis
+    outbox: Outbox
+    presence: Presence
+    documents: DocumentSource
+    resident: Resident
+    stop: StopRequest
+
+
+def run_job(context: RunContext, rq_id: str, request: Any) -> None:
+    """Run one attempt and return when its last event is on the stream.
+
+    Args:
+        rq_id: `jobs.run_id(job_id, attempt)`: names the attempt even where the request is unreadable.
+        request: a RunRequest as JSON-like data.
+    """
+    try:
+        parsed = RunRequest.model_validate(request)
+    except ValidationError as error:
+        _report_unreadable(context, rq_id, error)
+        return
+    context.presence.show("busy", request=parsed)
+    attempt = _Attempt(context, parsed)
+    try:
+        attempt.run()
+    except Exception as error:
+        log.exception("%s: the worker failed", rq_id)
+        context.resident.respawn()
+        detail = f"The worker failed with {type(error).__name__}: {error}. The job is tried again."
+        attempt.lost(Problem(code="worker_error", detail=detail))
+    # RQ's bookkeeping comes after the events: a job that RQ calls finished is finished for the recorder.
+    while not context.outbox.flush(0.5) and not context.stop.requested:
+        context.presence.beat()
+    if not context.outbox.flush(FLUSH_GRACE_S):
+        log.error("%s: stopping without Redis; its last events are lost, the API retries the job", rq_id)
+
+
+class _Attempt:
+    def __init__(self, context: RunContext, request: RunRequest) -> None:
+        self._context = context
+        self._request = request
+        self._gate = ProgressGate(time.monotonic())
+        self._stopping: Why | None = None
+        self._kill_at = float("inf")
+
+    def run(self) -> None:
+        with ControlWatch(self._context.redis, self._request.job_id) as self._watch:
+            if self._report_stop(self._wanted_stop()):
+                return
+            try:
+                documents = self._context.documents.fetch(self._request.documents, self._interrupted)
+            except Interrupted:
+                self._report_stop(self._wanted_stop())
+                return
+            except ApiUnreachable as error:
+                self.lost(error.problem)
+                return
+            except DocumentFailed as error:
+                self._emit(EventType.FAILED, error.problem.model_dump(mode="json"))
+                return
+            # A child that died between two jobs is no fault of this one.
+            try:
+                is_ready = self._context.resident.wait_ready(lambda: not self._interrupted())
+            except EngineUnavailable:
+                self._emit(EventType.RELEASED, {})
+                return
+            if not is_ready or self._wanted_stop() is not None:
+                self._report_stop(self._wanted_stop())
+                return
+            self._emit(EventType.STARTED, {})
+            self._context.resident.child.send(Run(request=self._request, documents=documents))
+            self._pump()
+
+    def lost(self, problem: Problem) -> None:
+        self._emit(EventType.LOST, problem.model_dump(mode="json"))
+
+    def _pump(self) -> None:
+        """Pass on what the child says until the attempt is over."""
+        child = self._context.resident.child
+        while True:
+            message = child.receive(0.1)
+            now = time.monotonic()
+            self._context.presence.beat()
+            if isinstance(message, End):
+                self._on_end(message)
+                return
+            if isinstance(message, Gone):
+                self._on_gone(message)
+                return
+            if isinstance(message, ChildEvent):
+                self._on_event(message, now)
+            elif message is not None:
+                self._on_nonsense(message)
+                return
+            self._emit_progress(self._gate.tick(now))
+            self._pass_on_stop(now)
+
+    def _on_event(self, message: ChildEvent, now: float) -> None:
+        if message.type is EventType.PROGRESS:
+            self._emit_progress(self._gate.offer(message.data, now))
+        else:
+            self._gate.heard(now)
+            self._emit(message.type, message.data)
+
+    def _on_end(self, end: End) -> None:
+        self._emit_progress(self._gate.flush())
+        if end.outcome == "succeeded" and end.result is not None:
+            self._emit(EventType.SUCCEEDED, end.result.model_dump(mode="json"))
+        elif end.outcome == "failed" and end.problem is not None:
+            self._emit(EventType.FAILED, end.problem.model_dump(mode="json"))
+        elif end.outcome == "cancelled":
+            self._emit(EventType.CANCELLED, {})
+        elif end.outcome == "released":
+            self._emit(EventType.RELEASED, {})
+        else:
+            self._on_nonsense(end)
+
+    def _on_gone(self, gone: Gone) -> None:
+        self._emit_progress(self._gate.flush())
+        if not self._report_stop(self._stopping):
+            self.lost(
+                Problem(
+                    code="engine_crashed",
+                    detail=f"The engine process {gone.describe()} while it worked on this job. A new one is "
+                    "being started and the job is tried again, up to three times in all.",
+                    params={"returncode": gone.returncode, "attempt": self._request.attempt},
+                )
+            )
+        if not self._context.stop.requested:
+            self._context.resident.respawn()
+
+    def _on_nonsense(self, message: FromChild) -> None:
+        """The child broke the protocol: what it does now is unknown, so it is replaced."""
+        log.error("the engine process sent %r in the middle of a job", message.op)
+        self._context.resident.child.kill()
+        self._on_gone(Gone(0, f"{message.op!r} where it does not belong"))
+
+    def _wanted_stop(self) -> Why | None:
+        if self._watch.control.min_attempt > self._request.attempt:
+            return "stale"
+        if self._watch.control.cancel:
+            return "cancel"
+        return "release" if self._context.stop.requested else None
+
+    def _interrupted(self) -> bool:
+        self._context.presence.beat()
+        return self._wanted_stop() is not None
+
+    def _pass_on_stop(self, now: float) -> None:
+        wanted = self._wanted_stop()
+        if self._stopping is None and wanted is not None:
+            self._stopping = wanted
+            release = wanted == "release"
+            self._kill_at = now + (RELEASE_GRACE_S if release else CANCEL_GRACE_S)
+            self._context.resident.child.send(Stop(why="release" if release else "cancel"))
+            if release:
+                self._context.presence.show("draining", request=self._request)
+        elif wanted == "stale":
+            self._stopping = "stale"
+        elif self._context.stop.requested:
+            # A drain that comes after a cancel must end in time as well.
+            self._kill_at = min(self._kill_at, now + RELEASE_GRACE_S)
+        if now > self._kill_at or self._context.stop.forced:
+            if self._stopping is None:
+                self._stopping = "release"
+            log.warning("%s: the engine process is killed (%s)", self._request.job_id, self._stopping)
+            self._context.resident.child.kill()
+            self._kill_at = float("inf")
+
+    def _report_stop(self, why: Why | None) -> bool:
+        """Report the end of an attempt that was stopped; False if it was not."""
+        if why == "cancel":
+            self._emit(EventType.CANCELLED, {})
+        elif why == "release":
+            self._emit(EventType.RELEASED, {})
+        elif why == "stale":
+            log.info("%s: attempt %d was handed out anew", self._request.job_id, self._request.attempt)
+        return why is not None
+
+    def _emit_progress(self, due: list[dict[str, Any]]) -> None:
+        for data in due:
+            self._emit(EventType.PROGRESS, data)
+
+    def _emit(self, type: EventType, data: dict[str, Any]) -> None:
+        if self._stopping == "stale":
+            return
+        request, context = self._request, self._context
+        if type not in (EventType.PROGRESS, EventType.DELTA, EventType.CHECKPOINT):
+            log.info("%s (attempt %d): %s", request.job_id, request.attempt, type.value)
+        context.outbox.put(_event(context, request.job_id, request.attempt, type, data))
+
+
+def _event(context: RunContext, job_id: str, attempt: int, type: EventType, data: dict[str, Any]) -> Event:
+    return Event(job_id=job_id, attempt=attempt, type=type, worker=context.name, at=time.time(), data=data)
+
+
+def _report_unreadable(context: RunContext, rq_id: str, error: ValidationError) -> None:
+    """Fail a job whose request cannot be read: an API and a worker of different versions, mostly."""
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"])
+    why = f"{where}: {first['msg']}"
+    detail = f"The worker cannot read the request ({why}); API and workers must be of one version."
+    log.error("%s: %s", rq_id, detail)
+    job_id, _, attempt = rq_id.rpartition("-")
+    if job_id and attempt.isdecimal() and int(attempt) > 0:
+        problem = Problem(code="request_unreadable", detail=detail)
+        event = _event(context, job_id, int(attempt), EventType.FAILED, problem.model_dump(mode="json"))
+        context.outbox.put(event)
+        context.outbox.flush(FLUSH_GRACE_S)
