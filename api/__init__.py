@@ -1,0 +1,1 @@
+"""The HTTP service: accepts documents and jobs and owns the database. It never loads MLX."""

@@ -1,0 +1,139 @@
+"""Brings the database to the schema of this code: `python -m api.migrate`, or the API at its start.
+
+One process at a time (flock); an existing database is copied first; the whole upgrade is one
+transaction, so a failed one leaves the database as it was.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import sqlite3
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from alembic import command
+from alembic.config import Config
+from alembic.script import ScriptDirectory
+from sqlalchemy import create_engine
+
+import migrations
+from api.settings import SettingsError, load_settings
+
+
+class MigrationError(Exception):
+    """The database could not be brought to this code's schema; the text says what to do."""
+
+
+def config() -> Config:
+    """Alembic's configuration, without an ini file."""
+    made = Config()
+    made.set_main_option("script_location", str(Path(migrations.__file__).parent))
+    made.set_main_option("path_separator", "os")
+    return made
+
+
+def head() -> str:
+    revision = ScriptDirectory.from_config(config()).get_current_head()
+    assert revision is not None
+    return revision
+
+
+def current(database: Path) -> str | None:
+    """The revision of a database file; None for an empty or absent one."""
+    if not database.exists():
+        return None
+    with closing(sqlite3.connect(database, timeout=5)) as connection:
+        tables = {row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        if "alembic_version" not in tables:
+            if tables:
+                raise MigrationError(
+                    f"{database} is a SQLite database of something else (it has no alembic_version table): "
+                    "set LONGLEAF_DATA to another folder"
+                )
+            return None
+        row = connection.execute("SELECT version_num FROM alembic_version").fetchone()
+        return row[0] if row else None
+
+
+def upgrade(database: Path) -> Path | None:
+    """Create or upgrade `database`. Returns the backup that was made, if one was.
+
+    Raises:
+        MigrationError: for a database of a newer version or of something else.
+        OSError: where the folder cannot be written.
+    """
+    database.parent.mkdir(parents=True, exist_ok=True)
+    with _lock(database.with_name(database.name + ".lock")):
+        try:
+            old = current(database)
+        except sqlite3.DatabaseError as error:
+            raise MigrationError(
+                f"{database} cannot be read as a SQLite database ({error}): move it away or restore a backup"
+            ) from error
+        if old == head():
+            return None
+        known = {script.revision for script in ScriptDirectory.from_config(config()).walk_revisions()}
+        if old is not None and old not in known:
+            raise MigrationError(
+                f"{database} was written by a newer Longleaf (schema {old}, this code knows up to {head()}): "
+                "install the newer version or restore a backup"
+            )
+        backup = _backup(database, old) if old is not None else None
+        _run(database)
+        return backup
+
+
+def _run(database: Path) -> None:
+    # Foreign keys stay off here (SQLite's default): a batch migration drops and recreates a table,
+    # and with them on that deletes the rows that refer to it.
+    engine = create_engine(f"sqlite:///{database}", connect_args={"timeout": 5, "isolation_level": None})
+    try:
+        with engine.connect() as connection:
+            connection.exec_driver_sql("PRAGMA journal_mode=WAL")
+            connection.exec_driver_sql("PRAGMA foreign_keys=OFF")
+            connection.exec_driver_sql("BEGIN IMMEDIATE")
+            made = config()
+            made.attributes["connection"] = connection
+            command.upgrade(made, "head")
+            broken = connection.exec_driver_sql("PRAGMA foreign_key_check").fetchall()
+            if broken:
+                connection.exec_driver_sql("ROLLBACK")
+                raise MigrationError(
+                    f"{database}: the upgrade would leave {len(broken)} dangling rows; undone"
+                )
+            connection.commit()
+    finally:
+        engine.dispose()
+
+
+def _backup(database: Path, revision: str) -> Path:
+    target = database.with_name(f"{database.name}.{revision}.bak")
+    partial = target.with_name(target.name + ".part")
+    with closing(sqlite3.connect(database)) as source, closing(sqlite3.connect(partial)) as copy:
+        source.backup(copy)
+    partial.replace(target)
+    return target
+
+
+@contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    with path.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def main() -> int:
+    try:
+        database = load_settings().database
+        backup = upgrade(database)
+    except (SettingsError, MigrationError, OSError) as error:
+        print(f"longleaf migrate: {error}", file=sys.stderr)
+        return 1
+    print(f"{database} is at {head()}" + (f" (the older one is kept as {backup})" if backup else ""))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

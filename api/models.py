@@ -1,0 +1,133 @@
+"""The tables. Times are seconds since the epoch; ids sort by the time at which they were made."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from typing import Any
+
+from sqlalchemy import JSON, Double, ForeignKey, Index, MetaData, Text, UniqueConstraint
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+_ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
+
+
+def new_id(prefix: str) -> str:
+    """`prefix_` + 9 characters of milliseconds + 11 random ones (55 bits)."""
+    number, stamp = time.time_ns() // 1_000_000, ""
+    for _ in range(9):
+        number, digit = divmod(number, 32)
+        stamp = _ALPHABET[digit] + stamp
+    return f"{prefix}_{stamp}{''.join(secrets.choice(_ALPHABET) for _ in range(11))}"
+
+
+class Base(DeclarativeBase):
+    metadata = MetaData(
+        naming_convention={
+            "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+            "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+            "pk": "pk_%(table_name)s",
+        }
+    )
+    type_annotation_map = {  # noqa: RUF012 (SQLAlchemy reads it from the class)
+        float: Double,
+        dict[str, Any]: JSON(none_as_null=True),
+        list[dict[str, Any]]: JSON(none_as_null=True),
+    }
+
+
+class Document(Base):
+    __tablename__ = "documents"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    name: Mapped[str]
+    media_type: Mapped[str]
+    num_bytes: Mapped[int]
+    num_chars: Mapped[int]
+    num_pages: Mapped[int | None]
+    """None where the text has no page marks."""
+    sha256: Mapped[str] = mapped_column(unique=True)
+    """Of the bytes as uploaded: the same content is the same document."""
+    text_sha256: Mapped[str]
+    """Of the normalised text in UTF-8; the worker checks it."""
+    created_at: Mapped[float]
+
+
+class DocumentText(Base):
+    """Apart from `documents`, so that listing documents reads no text."""
+
+    __tablename__ = "document_texts"
+
+    document_id: Mapped[str] = mapped_column(ForeignKey("documents.id", ondelete="CASCADE"), primary_key=True)
+    text: Mapped[str] = mapped_column(Text)
+    pages: Mapped[list[dict[str, Any]]]
+    """[{number, start, end}], character offsets into the text; they cover it without gaps."""
+
+
+class TokenCount(Base):
+    __tablename__ = "token_counts"
+
+    document_id: Mapped[str] = mapped_column(ForeignKey("documents.id", ondelete="CASCADE"), primary_key=True)
+    tokenizer_sha256: Mapped[str] = mapped_column(primary_key=True)
+    num_tokens: Mapped[int]
+
+
+class Job(Base):
+    __tablename__ = "jobs"
+    __table_args__ = (Index("ix_jobs_state_id", "state", "id"),)
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    type: Mapped[str]
+    state: Mapped[str]
+    model: Mapped[str]
+    spec: Mapped[dict[str, Any]]
+    attempt: Mapped[int] = mapped_column(default=1)
+    """Grows whenever the job is handed out again; events of older attempts are ignored."""
+    num_failures: Mapped[int] = mapped_column(default=0)
+    worker: Mapped[str | None]
+    """Who runs this attempt; None until it started."""
+    handed_out: Mapped[bool] = mapped_column(default=False)
+    """Whether this attempt was put on the queue."""
+    version: Mapped[int] = mapped_column(default=1)
+    """Grows with every change a client can see: the ETag."""
+    last_seq: Mapped[int] = mapped_column(default=0)
+    created_at: Mapped[float]
+    started_at: Mapped[float | None]
+    """First start of any attempt."""
+    finished_at: Mapped[float | None]
+    progress: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    error: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+
+
+class JobResult(Base):
+    """Apart from `jobs`, so that polling a job reads no answer."""
+
+    __tablename__ = "job_results"
+
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
+    result: Mapped[dict[str, Any]]
+
+
+class JobDocument(Base):
+    __tablename__ = "job_documents"
+
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
+    position: Mapped[int] = mapped_column(primary_key=True)
+    document_id: Mapped[str] = mapped_column(ForeignKey("documents.id", ondelete="CASCADE"), index=True)
+
+
+class JobEvent(Base):
+    __tablename__ = "job_events"
+    # Scoped to the job: a flushed Redis with a clock set back may give an id a second time.
+    __table_args__ = (UniqueConstraint("job_id", "entry_id"),)
+
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
+    seq: Mapped[int] = mapped_column(primary_key=True)
+    """From 1, without gaps when written; the SSE id."""
+    type: Mapped[str]
+    attempt: Mapped[int]
+    at: Mapped[float]
+    data: Mapped[dict[str, Any]]
+    entry_id: Mapped[str | None]
+    """The stream entry it came from: applied once, however often it is delivered."""
