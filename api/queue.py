@@ -1,0 +1,137 @@
+"""What the API says to the workers through Redis, and what it reads of them there.
+
+`follow` makes Redis agree with a job in the database and may be called any number of times. RQ is
+transport: attempts, retries and ends are decided by the database. The event stream is recorder.py's.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from typing import Any, cast
+
+from pydantic import ValidationError
+from redis import Redis
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+from redis.retry import Retry
+from rq import Queue
+from rq.exceptions import DuplicateJobError
+from rq.serializers import JSONSerializer
+
+from api.models import Job
+from api.store import JobStore
+from jobs import (
+    EVENT_STREAM,
+    RUN_FUNCTION,
+    WORKER_KEY,
+    Control,
+    State,
+    WorkerStatus,
+    control_key,
+    queue_name,
+    run_id,
+)
+
+log = logging.getLogger(__name__)
+
+CONTROL_TTL_S = 86_400
+
+
+def connect(url: str) -> Redis:
+    """A client that answers or fails soon: a request must not hang because Redis does."""
+    return Redis.from_url(
+        url, socket_connect_timeout=2, socket_timeout=5, retry=Retry(NoBackoff(), 1), protocol=2
+    )
+
+
+class JobQueue:
+    def __init__(self, redis: Redis, store: JobStore) -> None:
+        self._redis = redis
+        self._store = store
+
+    def follow(self, job: Job) -> None:
+        """Write what workers must obey, and put a queued attempt on its queue.
+
+        Raises:
+            RedisError: nothing is lost; the reconciler comes back to it.
+        """
+        state = State(job.state)
+        if job.attempt > 1 or state in (State.CANCELLING, State.CANCELLED):
+            self.control(job.id, cancel=state in (State.CANCELLING, State.CANCELLED), min_attempt=job.attempt)
+        if state is State.CANCELLED:
+            self.drop(job.model, run_id(job.id, job.attempt))
+        elif state is State.QUEUED and not job.handed_out:
+            self._enqueue(job)
+            self._store.mark_handed_out(job.id, job.attempt)
+
+    def try_follow(self, job: Job) -> None:
+        """The same, where the caller cannot do anything about a Redis that is away."""
+        try:
+            self.follow(job)
+        except (RedisError, OSError) as error:
+            log.warning("%s stays with the reconciler, Redis is not reachable: %s", job.id, error)
+
+    def control(self, job_id: str, *, cancel: bool, min_attempt: int = 1) -> None:
+        value = Control(cancel=cancel, min_attempt=min_attempt).model_dump_json()
+        self._redis.set(control_key(job_id), value, ex=CONTROL_TTL_S)
+
+    def drop(self, model: str, rq_id: str) -> None:
+        """Take an attempt off its queue, if it is still there."""
+        queue = self._queue(queue_name(model))
+        self._redis.lrem(queue.key, 0, rq_id)
+        self._redis.delete(f"rq:job:{rq_id}")
+
+    def listed(self, models: Iterable[str]) -> dict[str, str]:
+        """The RQ ids that wait in the queues of `models`, each with its model."""
+        found = {}
+        for model in set(models):
+            for rq_id in self._queue(queue_name(model)).get_job_ids():
+                found[rq_id] = model
+        return found
+
+    def workers(self) -> dict[str, WorkerStatus]:
+        """Every worker whose presence key lives, by name."""
+        return {status.name: status for status in self._statuses()}
+
+    def oldest_event_age_s(self) -> float:
+        """Seconds for which the oldest event not yet in the database has waited; 0 for none."""
+        oldest = cast(list[tuple[bytes, Any]], self._redis.xrange(EVENT_STREAM, count=1))
+        if not oldest:
+            return 0.0
+        seconds, micros = self._redis.time()
+        return max(0.0, seconds + micros / 1e6 - int(oldest[0][0].split(b"-")[0]) / 1e3)
+
+    def ping(self) -> None:
+        self._redis.ping()
+
+    def _statuses(self) -> Iterator[WorkerStatus]:
+        keys = sorted(self._redis.scan_iter(match=WORKER_KEY + "*", count=1000))
+        for key, value in zip(keys, self._redis.mget(keys) if keys else (), strict=True):
+            if value is None:
+                continue  # expired between the two commands
+            try:
+                yield WorkerStatus.model_validate_json(value)
+            except ValidationError as error:
+                log.warning("%r holds no worker status: %s", key, error)
+
+    def _enqueue(self, job: Job) -> None:
+        request = self._store.run_request(job).model_dump(mode="json")
+        name = run_id(job.id, job.attempt)
+        try:
+            self._queue(queue_name(job.model)).enqueue_call(
+                RUN_FUNCTION,
+                kwargs={"request": request},
+                job_id=name,
+                timeout=-1,
+                result_ttl=60,
+                failure_ttl=3600,
+                description=name,
+                at_front=job.attempt > 1,
+                unique=True,
+            )
+        except DuplicateJobError:
+            log.info("%s was on the queue already", name)
+
+    def _queue(self, name: str) -> Queue:
+        return Queue(name, connection=self._redis, serializer=JSONSerializer)
