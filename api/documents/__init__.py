@@ -1,0 +1,1 @@
+"""From uploaded bytes to a stored document: kind, text, pages, token counts."""

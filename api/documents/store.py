@@ -1,0 +1,105 @@
+"""Documents in the database: content-addressed, with their text, pages and token counts."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Sequence
+from typing import cast
+
+from sqlalchemy import select
+from sqlalchemy.dialects.sqlite import insert
+
+from api.db import Database
+from api.documents.pages import Page
+from api.documents.text import Extracted
+from api.models import Document, DocumentText, Job, JobDocument, TokenCount, new_id
+from jobs import TERMINAL
+
+
+class InUse(Exception):
+    """A job that is not finished reads the document; the text is the job's id."""
+
+
+class DocumentStore:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def get(self, document_id: str) -> Document | None:
+        with self._database.read() as session:
+            return session.get(Document, document_id)
+
+    def with_content(self, sha256: str) -> Document | None:
+        with self._database.read() as session:
+            return session.scalar(select(Document).where(Document.sha256 == sha256))
+
+    def page(self, limit: int, after: str | None) -> Sequence[Document]:
+        """Newest first, at most `limit`, older than the document `after`."""
+        query = select(Document).order_by(Document.id.desc()).limit(limit)
+        if after is not None:
+            query = query.where(Document.id < after)
+        with self._database.read() as session:
+            return session.scalars(query).all()
+
+    def text(self, document_id: str) -> str | None:
+        with self._database.read() as session:
+            row = session.get(DocumentText, document_id)
+            return row.text if row else None
+
+    def pages(self, document_id: str) -> list[Page] | None:
+        with self._database.read() as session:
+            query = select(DocumentText.pages).where(DocumentText.document_id == document_id)
+            return cast(list[Page] | None, session.scalar(query))
+
+    def add(self, name: str, sha256: str, num_bytes: int, found: Extracted) -> tuple[Document, bool]:
+        """Keep a document. Returns it, and whether it is new: the same bytes are kept once."""
+        with self._database.write() as session:
+            same = session.scalar(select(Document).where(Document.sha256 == sha256))
+            if same is not None:
+                return same, False
+            document = Document(
+                id=new_id("doc"),
+                name=name,
+                media_type=found.media_type,
+                num_bytes=num_bytes,
+                num_chars=len(found.text),
+                num_pages=len(found.pages) or None,
+                sha256=sha256,
+                text_sha256=hashlib.sha256(found.text.encode()).hexdigest(),
+                created_at=time.time(),
+            )
+            session.add(document)
+            session.flush()
+            session.add(DocumentText(document_id=document.id, text=found.text, pages=found.pages))
+        return document, True
+
+    def delete(self, document_id: str) -> None:
+        """Raises LookupError (no such document) and InUse."""
+        with self._database.write() as session:
+            document = session.get(Document, document_id)
+            if document is None:
+                raise LookupError(document_id)
+            users = (
+                select(Job.id)
+                .join(JobDocument, JobDocument.job_id == Job.id)
+                .where(JobDocument.document_id == document_id, Job.state.not_in(TERMINAL))
+            )
+            if (user := session.scalar(users.limit(1))) is not None:
+                raise InUse(user)
+            session.delete(document)
+
+    def token_counts(self, document_ids: Sequence[str]) -> dict[tuple[str, str], int]:
+        """The known counts of these documents by (document id, tokenizer sha256)."""
+        with self._database.read() as session:
+            rows = session.scalars(select(TokenCount).where(TokenCount.document_id.in_(document_ids)))
+            return {(row.document_id, row.tokenizer_sha256): row.num_tokens for row in rows}
+
+    def keep_token_count(self, document_id: str, tokenizer_sha256: str, num_tokens: int) -> None:
+        with self._database.write() as session:
+            if session.get(Document, document_id) is None:
+                return  # deleted while it was counted
+            session.execute(
+                insert(TokenCount)
+                .values(document_id=document_id, tokenizer_sha256=tokenizer_sha256, num_tokens=num_tokens)
+                .on_conflict_do_nothing()
+            )

@@ -1,0 +1,157 @@
+"""An upload on its way in: bounded while it streams, kept in a temporary file, never whole in memory."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+from collections.abc import AsyncGenerator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import anyio.to_thread
+from fastapi import Request
+from pydantic import BaseModel, ConfigDict, ValidationError
+from starlette.datastructures import UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
+
+from api.problems import ApiError, from_validation
+
+ENVELOPE_BYTES = 64 * 1024
+"""Multipart boundaries, part headers and the other fields, over the file itself."""
+
+
+class JsonDocument(BaseModel):
+    """A document as JSON, instead of a file."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """Bytes in a temporary file that the receiver deletes."""
+
+    name: str
+    path: Path
+    sha256: str
+    num_bytes: int
+
+
+async def bounded(request: Request, limit_bytes: int) -> AsyncGenerator[bytes, None]:
+    """The body, until it grows over the limit: ApiError 413 then, whatever Content-Length said."""
+    received = 0
+    async for chunk in request.stream():
+        received += len(chunk)
+        if received > limit_bytes:
+            raise too_large(limit_bytes, received, at_least=True)
+        yield chunk
+
+
+def check_length(request: Request, limit_bytes: int, shown_limit: int | None = None) -> None:
+    """Refuse by Content-Length alone, before a byte of the body is read."""
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared) > limit_bytes:
+        raise too_large(shown_limit or limit_bytes, int(declared))
+
+
+def too_large(limit_bytes: int, received: int, *, at_least: bool = False) -> ApiError:
+    return ApiError(
+        413,
+        "too_large",
+        f"the upload has {'at least ' if at_least else ''}{received} bytes and the limit is {limit_bytes}; "
+        "split the document or raise LONGLEAF_MAX_UPLOAD_BYTES",
+        params={"limit_bytes": limit_bytes, "received_bytes": received},
+    )
+
+
+async def read_json(request: Request, limit_bytes: int) -> Any:
+    """The body as JSON. Raises ApiError 400, 413 or 415."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise ApiError(
+            415,
+            "unsupported_media_type",
+            f"Content-Type is {kind or 'absent'!r}; application/json is expected here",
+            param="Content-Type",
+        )
+    check_length(request, limit_bytes)
+    body = b"".join([chunk async for chunk in bounded(request, limit_bytes)])
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise ApiError(400, "invalid_json", f"the body is not JSON: {error}") from None
+
+
+async def read_document(request: Request, limit_bytes: int) -> Upload | JsonDocument:
+    """The uploaded file, or the JSON document.
+
+    Raises:
+        ApiError: 400, 413, 415 or 422.
+    """
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind == "application/json":
+        try:
+            document = JsonDocument.model_validate(await read_json(request, limit_bytes + ENVELOPE_BYTES))
+        except ValidationError as error:
+            raise from_validation(error) from None
+        return document
+    if kind != "multipart/form-data":
+        raise ApiError(
+            415,
+            "unsupported_media_type",
+            f"Content-Type is {kind or 'absent'!r}; send multipart/form-data with a part named file, "
+            "or application/json with name and text",
+            param="Content-Type",
+        )
+    check_length(request, limit_bytes + ENVELOPE_BYTES, limit_bytes)
+    return await _read_multipart(request, limit_bytes)
+
+
+async def _read_multipart(request: Request, limit_bytes: int) -> Upload:
+    stream = bounded(request, limit_bytes + ENVELOPE_BYTES)
+    parser = MultiPartParser(request.headers, stream, max_files=1, max_fields=8)
+    try:
+        form = await parser.parse()
+    except MultiPartException as error:
+        raise ApiError(
+            400, "invalid_multipart", f"the multipart body cannot be read: {error.message}"
+        ) from None
+    try:
+        file = form.get("file")
+        if not isinstance(file, UploadFile):
+            raise ApiError(
+                422, "invalid_request", "file: a part named file with a filename is required", param="file"
+            )
+        if file.size is not None and file.size > limit_bytes:
+            raise too_large(limit_bytes, file.size)
+        given = form.get("name")
+        name = given if isinstance(given, str) and given else file.filename
+        return await anyio.to_thread.run_sync(_keep, file, clean_name(name))
+    finally:
+        await form.close()
+
+
+def _keep(file: UploadFile, name: str) -> Upload:
+    digest, num_bytes = hashlib.sha256(), 0
+    with tempfile.NamedTemporaryFile(prefix="longleaf-", delete=False) as copy:
+        try:
+            while chunk := file.file.read(1 << 20):
+                digest.update(chunk)
+                num_bytes += len(chunk)
+                copy.write(chunk)
+        except BaseException:
+            with suppress(OSError):
+                Path(copy.name).unlink()
+            raise
+    return Upload(name, Path(copy.name), digest.hexdigest(), num_bytes)
+
+
+def clean_name(name: str | None) -> str:
+    """The last part of a path, printable, at most 255 characters."""
+    last = PurePosixPath((name or "").replace("\\", "/")).name
+    return "".join(c for c in last if c.isprintable() and not "\ud800" <= c <= "\udfff")[:255] or "document"
