@@ -1,0 +1,83 @@
+"""`python -m api`: the API under uvicorn, with start-up errors in one sentence."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import socket
+import sys
+
+import uvicorn
+from fastapi import FastAPI
+
+from api.app import create_app
+from api.migrate import MigrationError, upgrade
+from api.settings import Settings, SettingsError, load_settings
+
+
+class Server(uvicorn.Server):
+    """Ends event streams and long polls when a stop is asked for, instead of waiting for them."""
+
+    def __init__(self, config: uvicorn.Config, app: FastAPI) -> None:
+        super().__init__(config)
+        self._longleaf = app
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._longleaf.state.services.notifier.close()
+        await super().shutdown(sockets)
+
+
+class StartError(Exception):
+    """The API cannot start; the text says what to do."""
+
+
+def listen(settings: Settings) -> socket.socket:
+    """The bound socket. Raises StartError naming the port and the next step."""
+    family, kind, proto, _, address = socket.getaddrinfo(
+        settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    sock = socket.socket(family, kind, proto)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind(address)
+        sock.listen(256)
+    except OSError as error:
+        sock.close()
+        if error.errno == errno.EADDRINUSE:
+            raise StartError(
+                f"port {settings.port} on {settings.host} is in use: stop what listens there "
+                f"(`lsof -i :{settings.port}` names it) or set LONGLEAF_PORT to another port"
+            ) from None
+        raise StartError(f"cannot listen on {settings.host} port {settings.port}: {error.strerror}") from None
+    return sock
+
+
+def make_server(settings: Settings) -> Server:
+    app = create_app(settings)
+    return Server(
+        uvicorn.Config(app, timeout_graceful_shutdown=2, log_config=None, access_log=False, lifespan="on"),
+        app,
+    )
+
+
+def main() -> int:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        settings = load_settings()
+        sock = listen(settings)
+        upgrade(settings.database)
+    except (SettingsError, StartError, MigrationError) as error:
+        print(f"longleaf api: {error}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        print(f"longleaf api: {error}; set LONGLEAF_DATA to a folder that can be written", file=sys.stderr)
+        return 1
+    host, port = sock.getsockname()[:2]
+    logging.getLogger("api").info("listening on http://%s:%d, data in %s", host, port, settings.data)
+    server = make_server(settings)
+    server.run(sockets=[sock])
+    return 0 if server.started else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,110 @@
+"""create_app(settings): routes, error handlers, request ids, and what runs beside the requests."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+import anyio.to_thread
+import redis.asyncio
+from fastapi import FastAPI
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from api import migrate, problems
+from api.db import Database
+from api.documents.store import DocumentStore
+from api.documents.tokens import ModelFolders
+from api.notifier import Notifier
+from api.queue import JobQueue, connect
+from api.reconciler import Reconciler
+from api.recorder import Recorder
+from api.routes import documents, events, health, jobs, models
+from api.services import Services
+from api.settings import Settings
+from api.store import JobStore
+
+log = logging.getLogger(__name__)
+
+
+def create_app(settings: Settings) -> FastAPI:
+    """The service as an ASGI application. Files and connections are opened when it starts."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        await anyio.to_thread.run_sync(migrate.upgrade, settings.database)
+        database = Database(settings.database)
+        notifier = Notifier(asyncio.get_running_loop())
+        job_store = JobStore(database, notifier.notify)
+        commands = connect(settings.redis_url)
+        stream = redis.asyncio.Redis.from_url(
+            settings.redis_url,
+            socket_connect_timeout=2,
+            socket_timeout=10,
+            retry=Retry(NoBackoff(), 0),
+            protocol=2,
+        )
+        queue = JobQueue(commands, job_store)
+        app.state.services = Services(
+            settings=settings,
+            database=database,
+            documents=DocumentStore(database),
+            jobs=job_store,
+            queue=queue,
+            folders=ModelFolders(settings.models),
+            notifier=notifier,
+        )
+        reconciler = Reconciler(
+            job_store, queue, lost_after_s=settings.lost_after_s, gone_after_s=settings.gone_after_s
+        )
+        tasks = [
+            asyncio.create_task(Recorder(stream, job_store, queue).run(), name="recorder"),
+            asyncio.create_task(reconciler.run(settings.reconcile_s), name="reconciler"),
+        ]
+        try:
+            yield
+        finally:
+            notifier.close()
+            for task in tasks:
+                task.cancel()
+            for task in tasks:
+                with suppress(asyncio.CancelledError):
+                    await task
+            await stream.aclose()
+            commands.close()
+            database.close()
+
+    app = FastAPI(title="Longleaf", version="0.1.0", lifespan=lifespan)
+    app.add_middleware(RequestIds)
+    problems.install(app)
+    for route in (documents, jobs, events, models, health):
+        app.include_router(route.router)
+    return app
+
+
+class RequestIds:
+    """Gives every request an id, the caller's X-Request-ID where it is usable, and returns it."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = dict(scope["headers"]).get(b"x-request-id", b"").decode("latin-1")
+        request_id = given if re.fullmatch(r"[A-Za-z0-9._:-]{1,128}", given) else uuid.uuid4().hex
+        scope.setdefault("state", {})["request_id"] = request_id
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["X-Request-ID"] = request_id
+            await send(message)
+
+        await self._app(scope, receive, send_with_id)

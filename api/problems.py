@@ -1,0 +1,161 @@
+"""Errors as RFC 9457 problem+json: the one place that decides what an error means to a client."""
+
+from __future__ import annotations
+
+import errno
+import logging
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import ValidationError
+from sqlalchemy.exc import OperationalError
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+log = logging.getLogger(__name__)
+
+_CODES = {404: "not_found", 405: "method_not_allowed", 406: "not_acceptable"}
+
+
+class ApiError(Exception):
+    """A refusal: status, stable code, one sentence that names limit, value and next step.
+
+    `param` is the field, query parameter or header at fault; `extra` are further members of the
+    problem, such as `params` with the numbers of the sentence.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        detail: str,
+        *,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        **extra: Any,
+    ) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.code = code
+        self.detail = detail
+        self.param = param
+        self.headers = dict(headers or {})
+        self.extra = extra
+
+
+def problem(request: Request, error: ApiError) -> JSONResponse:
+    """The response for a refusal."""
+    request_id = getattr(request.state, "request_id", None)
+    body = {
+        "type": f"urn:longleaf:problem:{error.code}",
+        "title": HTTPStatus(error.status).phrase,
+        "status": error.status,
+        "detail": error.detail,
+        "code": error.code,
+        "param": error.param,
+        "request_id": request_id,
+        **error.extra,
+    }
+    headers = dict(error.headers)
+    if request_id is not None:
+        headers["X-Request-ID"] = request_id
+    return JSONResponse(body, error.status, headers=headers, media_type="application/problem+json")
+
+
+def field_path(loc: Sequence[str | int]) -> str:
+    """`("questions", 0)` → `questions[0]`."""
+    path = ""
+    for part in loc:
+        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else str(part)
+    return path
+
+
+def invalid_fields(errors: Sequence[Any], skip: frozenset[str] = frozenset()) -> ApiError:
+    """422 that names each wrong field. The values are not repeated: they may not even be JSON.
+
+    `skip` are names in a path that the caller never wrote (`body`, the tag of a union).
+    """
+    found = []
+    for error in errors:
+        loc = list(error["loc"])
+        while loc and loc[0] in skip:
+            loc.pop(0)
+        found.append({"param": field_path(loc), "detail": str(error["msg"]).removeprefix("Value error, ")})
+    first = found[0]
+    detail = f"{first['param'] or 'the body'}: {first['detail']}"
+    if len(found) > 1:
+        detail += f" (and {len(found) - 1} more, see errors)"
+    return ApiError(422, "invalid_request", detail, param=first["param"] or None, errors=found[:32])
+
+
+def install(app: FastAPI) -> None:
+    """Turn everything that can be raised in a route into a problem."""
+
+    async def refused(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, ApiError)
+        return problem(request, error)
+
+    async def invalid(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, RequestValidationError)
+        skip = frozenset({"body", "query", "path", "header"})
+        return problem(request, invalid_fields(error.errors(), skip))
+
+    async def http(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, HTTPException)
+        detail = {
+            404: f"there is no route {request.url.path}; /docs lists them",
+            405: f"{request.method} is not possible on {request.url.path}",
+        }.get(error.status_code, str(error.detail))
+        code = _CODES.get(error.status_code, "bad_request" if error.status_code < 500 else "internal_error")
+        return problem(request, ApiError(error.status_code, code, detail, headers=error.headers))
+
+    async def database(request: Request, error: Exception) -> JSONResponse:
+        if "full" in str(error):
+            return problem(
+                request,
+                ApiError(507, "storage_full", "the disk that holds the database is full; free some space"),
+            )
+        log.error("database: %s", error)
+        return problem(
+            request,
+            ApiError(
+                503,
+                "database_busy",
+                "the database did not answer within 5 s; try again",
+                headers={"Retry-After": "2"},
+            ),
+        )
+
+    async def system(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, OSError)
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            detail = "the disk for uploads on their way is full; free some space or set TMPDIR"
+            return problem(request, ApiError(507, "storage_full", detail))
+        log.error("unexpected", exc_info=error)
+        return await unexpected(request, error)
+
+    async def left(request: Request, _error: Exception) -> JSONResponse:
+        return problem(
+            request, ApiError(400, "client_left", "the client left before its request was complete")
+        )
+
+    async def unexpected(request: Request, _error: Exception) -> JSONResponse:
+        detail = "something unexpected went wrong; the API's log has it under this request_id"
+        return problem(request, ApiError(500, "internal_error", detail))
+
+    app.add_exception_handler(ApiError, refused)
+    app.add_exception_handler(RequestValidationError, invalid)
+    app.add_exception_handler(HTTPException, http)
+    app.add_exception_handler(OperationalError, database)
+    app.add_exception_handler(OSError, system)
+    app.add_exception_handler(ClientDisconnect, left)
+    app.add_exception_handler(Exception, unexpected)
+
+
+def from_validation(error: ValidationError, skip: frozenset[str] = frozenset()) -> ApiError:
+    """The same for a pydantic model that a route validates itself."""
+    return invalid_fields(error.errors(include_url=False, include_context=False, include_input=False), skip)

@@ -1,0 +1,85 @@
+"""Whether a job may be accepted: its documents, its model, and whether it fits the model's context."""
+
+from __future__ import annotations
+
+from api.documents.tokens import ModelFolder
+from api.models import Document
+from api.problems import ApiError
+from api.routes.documents import not_found
+from api.services import Services
+from jobs import Ask, JobSpec, Prompt, WorkerStatus
+
+
+def known_models(services: Services, workers: list[WorkerStatus]) -> list[str]:
+    """The default, what live workers serve, and the model folders of this host; the default first."""
+    default = services.settings.model
+    others = {folder.id for folder in services.folders.all()} | {status.model for status in workers}
+    return [default, *sorted(others - {default})]
+
+
+def context_tokens(model: str, folder: ModelFolder | None, workers: list[WorkerStatus]) -> int | None:
+    """As the workers that serve it say, else as the model's config says; None while nobody knows."""
+    cards = [s.card.context_tokens for s in workers if s.card is not None and s.model == model]
+    return max(cards) if cards else folder.context_tokens if folder else None
+
+
+def admit(services: Services, spec: JobSpec) -> str:
+    """The id of the model that the job will run on.
+
+    Raises:
+        ApiError: 404 for an unknown document or model, 413 for a job over the model's context.
+    """
+    documents = []
+    for index, document_id in enumerate(spec.documents):
+        document = services.documents.get(document_id)
+        if document is None:
+            raise not_found(document_id, f"documents[{index}]")
+        documents.append(document)
+    workers = services.workers()
+    models = known_models(services, workers)
+    model = spec.model or services.settings.model
+    if model not in models:
+        raise ApiError(
+            404,
+            "unknown_model",
+            f"there is no model {model!r}; known are {', '.join(models)}",
+            param="model",
+            params={"model": model, "models": models},
+        )
+    folder = services.folders.get(model)
+    context = context_tokens(model, folder, workers)
+    if folder is not None and context is not None:
+        _check_fit(services, spec, documents, folder, context)
+    return model
+
+
+def _check_fit(
+    services: Services, spec: JobSpec, documents: list[Document], folder: ModelFolder, context: int
+) -> None:
+    # The chat template's few tokens are not counted here; the worker has the last word.
+    prompt = sum(services.num_tokens(document, folder) for document in documents)
+    prompt += max(services.folders.count(folder, text) for text in _instructions(spec))
+    if prompt + spec.max_output_tokens > context:
+        raise ApiError(
+            413,
+            "context_exceeded",
+            f"the prompt has {prompt} tokens and the output may have {spec.max_output_tokens}, together "
+            f"{prompt + spec.max_output_tokens}; the context of {folder.id} is {context} tokens: "
+            "send less text, lower max_output_tokens or choose a model with a longer context",
+            param="documents",
+            params={
+                "prompt_tokens": prompt,
+                "max_output_tokens": spec.max_output_tokens,
+                "context_tokens": context,
+                "model": folder.id,
+            },
+        )
+
+
+def _instructions(spec: JobSpec) -> list[str]:
+    """What is asked about the documents; each is a prompt of its own."""
+    if isinstance(spec, Ask):
+        return list(spec.questions)
+    if isinstance(spec, Prompt):
+        return [spec.instruction]
+    return [spec.focus or ""]

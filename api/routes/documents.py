@@ -1,0 +1,172 @@
+"""/v1/documents."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import anyio.to_thread
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+
+from api.documents.pdf import Limits
+from api.documents.store import InUse
+from api.documents.text import Extracted, extract, from_text, normalise
+from api.documents.upload import JsonDocument, Upload, clean_name, read_document, too_large
+from api.models import Document
+from api.problems import ApiError
+from api.routes.paging import After, Limit, iso, page
+from api.services import Services, ServicesDep
+
+router = APIRouter(prefix="/v1/documents", tags=["documents"])
+
+EAGER_COUNT_CHARS = 4_000_000
+"""Longer texts are counted when a job first needs it, not while the upload waits."""
+
+_UPLOAD_SCHEMA = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "multipart/form-data": {
+                "schema": {
+                    "type": "object",
+                    "required": ["file"],
+                    "properties": {
+                        "file": {"type": "string", "format": "binary"},
+                        "name": {"type": "string"},
+                    },
+                }
+            },
+            "application/json": {"schema": JsonDocument.model_json_schema()},
+        },
+    }
+}
+
+
+@router.post("", status_code=201, openapi_extra=_UPLOAD_SCHEMA)
+async def add_document(request: Request, services: ServicesDep) -> JSONResponse:
+    """Keep a document: 201, or 200 with the document that has the same content already."""
+    upload = await read_document(request, services.settings.max_upload_bytes)
+    document, is_new = await anyio.to_thread.run_sync(_add, services, upload)
+    body = (await anyio.to_thread.run_sync(_views, services, [document]))[0]
+    headers = {"Location": f"/v1/documents/{document.id}"}
+    return JSONResponse(body, 201 if is_new else 200, headers=headers)
+
+
+@router.get("")
+def list_documents(services: ServicesDep, limit: Limit = 50, after: After = None) -> dict[str, Any]:
+    rows = services.documents.page(limit + 1, after)
+    views = {view["id"]: view for view in _views(services, rows)}
+    return page(rows, limit, lambda row: views[row.id])
+
+
+@router.get("/{document_id}")
+def get_document(document_id: str, services: ServicesDep) -> dict[str, Any]:
+    return _views(services, [_required(services, document_id)])[0]
+
+
+@router.get("/{document_id}/text")
+def get_text(document_id: str, services: ServicesDep) -> Response:
+    """The normalised text, exactly what the model reads."""
+    text = services.documents.text(document_id)
+    if text is None:
+        raise not_found(document_id)
+    return Response(text.encode(), media_type="text/plain; charset=utf-8")
+
+
+@router.get("/{document_id}/pages")
+def get_pages(document_id: str, services: ServicesDep) -> list[dict[str, Any]]:
+    """Character ranges of the pages; an empty list where the text has no page marks."""
+    pages = services.documents.pages(document_id)
+    if pages is None:
+        raise not_found(document_id)
+    return [dict(item) for item in pages]
+
+
+@router.delete("/{document_id}", status_code=204)
+def delete_document(document_id: str, services: ServicesDep) -> Response:
+    try:
+        services.documents.delete(document_id)
+    except LookupError:
+        raise not_found(document_id) from None
+    except InUse as error:
+        raise ApiError(
+            409,
+            "document_in_use",
+            f"job {error} reads {document_id} and is not finished; wait for it or cancel it",
+            params={"job": str(error)},
+        ) from None
+    return Response(status_code=204)
+
+
+def not_found(document_id: str, param: str | None = None) -> ApiError:
+    return ApiError(404, "document_not_found", f"there is no document {document_id!r}", param=param)
+
+
+def _required(services: Services, document_id: str) -> Document:
+    document = services.documents.get(document_id)
+    if document is None:
+        raise not_found(document_id)
+    return document
+
+
+def _add(services: Services, upload: Upload | JsonDocument) -> tuple[Document, bool]:
+    document, is_new = _keep(services, upload)
+    folder = services.folders.get(services.settings.model)
+    if folder is not None and document.num_chars <= EAGER_COUNT_CHARS:
+        services.num_tokens(document, folder)
+    return document, is_new
+
+
+def _keep(services: Services, upload: Upload | JsonDocument) -> tuple[Document, bool]:
+    limit = services.settings.max_upload_bytes
+    if isinstance(upload, JsonDocument):
+        data = upload.text.encode()
+        if len(data) > limit:
+            raise too_large(limit, len(data))
+        found = from_text(normalise(upload.text))
+        return services.documents.add(
+            clean_name(upload.name), hashlib.sha256(data).hexdigest(), len(data), found
+        )
+    try:
+        same = services.documents.with_content(upload.sha256)
+        if same is not None:
+            return same, False
+        return services.documents.add(
+            upload.name, upload.sha256, upload.num_bytes, _extract(services, upload)
+        )
+    finally:
+        upload.path.unlink(missing_ok=True)
+
+
+def _extract(services: Services, upload: Upload) -> Extracted:
+    settings = services.settings
+    return extract(
+        upload.path,
+        Limits(settings.extract_wall_s, settings.extract_memory_bytes, settings.max_upload_bytes),
+    )
+
+
+def _views(services: Services, rows: Sequence[Document]) -> list[dict[str, Any]]:
+    counts = services.documents.token_counts([row.id for row in rows])
+    folders = services.folders.all()
+    return [
+        {
+            "id": row.id,
+            "name": row.name,
+            "media_type": row.media_type,
+            "num_bytes": row.num_bytes,
+            "num_chars": row.num_chars,
+            "num_pages": row.num_pages,
+            "sha256": row.sha256,
+            "text_sha256": row.text_sha256,
+            "num_tokens": {
+                folder.id: counts[row.id, folder.tokenizer_sha256]
+                for folder in folders
+                if (row.id, folder.tokenizer_sha256) in counts
+            },
+            "created_at": iso(row.created_at),
+        }
+        for row in rows
+    ]

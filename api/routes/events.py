@@ -1,0 +1,66 @@
+"""/v1/jobs/{id}/events: a job's events as server-sent events, from any point, live to the end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Annotated
+
+import anyio.to_thread
+from fastapi import APIRouter, Header, Response
+from fastapi.responses import StreamingResponse
+
+from api.models import JobEvent
+from api.routes.jobs import not_found
+from api.services import Services, ServicesDep
+from jobs import TERMINAL, EventType, State
+
+router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+
+PING_S = 15.0
+_BATCH = 256
+_LAST = frozenset({EventType.SUCCEEDED, EventType.FAILED, EventType.CANCELLED, EventType.EXPIRED})
+
+
+@router.get("/{job_id}/events")
+async def stream_events(
+    job_id: str,
+    services: ServicesDep,
+    last_event_id: Annotated[int, Header(ge=0, le=2**53, description="Resume after this event.")] = 0,
+) -> Response:
+    """204 when the job has ended and the client has seen its last event: it need not come again."""
+    job = await anyio.to_thread.run_sync(services.jobs.get, job_id)
+    if job is None:
+        raise not_found(job_id)
+    if State(job.state) in TERMINAL and last_event_id >= job.last_seq:
+        return Response(status_code=204)
+    headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+    return StreamingResponse(
+        _stream(services, job_id, last_event_id), media_type="text/event-stream", headers=headers
+    )
+
+
+async def _stream(services: Services, job_id: str, after: int) -> AsyncIterator[bytes]:
+    with services.notifier.subscribe(job_id) as changed:
+        while True:
+            changed.clear()
+            rows = await anyio.to_thread.run_sync(services.jobs.events, job_id, after, _BATCH)
+            for row in rows:
+                yield _format(row)
+                after = row.seq
+                if row.type in _LAST:
+                    return
+            if len(rows) == _BATCH:
+                continue
+            if services.notifier.closed or await anyio.to_thread.run_sync(services.jobs.get, job_id) is None:
+                return
+            try:
+                await asyncio.wait_for(changed.wait(), PING_S)
+            except TimeoutError:
+                yield b": ping\n\n"
+
+
+def _format(row: JobEvent) -> bytes:
+    data = json.dumps(row.data, ensure_ascii=False, allow_nan=False)
+    return f"id: {row.seq}\nevent: {row.type}\ndata: {data}\n\n".encode()

@@ -1,0 +1,186 @@
+"""/v1/jobs: from a spec to a queued job, and everything a client asks about it."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import Annotated, Any
+
+import anyio.to_thread
+from fastapi import APIRouter, Header, Query, Request, Response
+from fastapi.responses import JSONResponse
+from pydantic import TypeAdapter, ValidationError
+
+from api.documents.upload import read_json
+from api.models import Job
+from api.problems import ApiError, from_validation
+from api.routes.admission import admit
+from api.routes.documents import not_found as document_not_found
+from api.routes.paging import After, Limit, iso, page
+from api.services import Services, ServicesDep
+from api.store import Busy, Finished
+from jobs import TERMINAL, JobSpec, State, parse_spec
+
+router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+
+MAX_SPEC_BYTES = 32 * 1024 * 1024
+MAX_WAIT_S = 60
+_TAGS = frozenset({"summarize", "ask", "prompt"})
+_SPEC_SCHEMA = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {"schema": TypeAdapter(JobSpec).json_schema(ref_template="#/{model}")}
+        },
+    }
+}
+
+
+@router.post("", status_code=202, openapi_extra=_SPEC_SCHEMA)
+async def create_job(request: Request, services: ServicesDep) -> JSONResponse:
+    """Accept a job. It is in the database when this answers and will reach an end whatever happens."""
+    data = await read_json(request, MAX_SPEC_BYTES)
+    try:
+        spec = parse_spec(data)
+    except ValidationError as error:
+        raise from_validation(error, _TAGS) from None
+    job = await anyio.to_thread.run_sync(_create, services, spec)
+    return _respond(job, 202, {"Location": f"/v1/jobs/{job.id}"})
+
+
+@router.get("")
+def list_jobs(
+    services: ServicesDep, state: State | None = None, limit: Limit = 50, after: After = None
+) -> dict[str, Any]:
+    return page(services.jobs.page(state, limit + 1, after), limit, job_view)
+
+
+@router.get("/{job_id}")
+async def get_job(
+    job_id: str,
+    services: ServicesDep,
+    wait: Annotated[float, Query(ge=0, le=MAX_WAIT_S, description="Seconds to wait for a change.")] = 0,
+    if_none_match: Annotated[str | None, Header()] = None,
+) -> Response:
+    """The job now; with `wait`, once it differs from If-None-Match (or from now) or has ended."""
+    deadline = asyncio.get_running_loop().time() + wait
+    seen = if_none_match
+    with services.notifier.subscribe(job_id) as changed:
+        while True:
+            changed.clear()
+            job = await anyio.to_thread.run_sync(_required, services, job_id)
+            if seen is None and wait:
+                seen = etag(job)
+            left_s = deadline - asyncio.get_running_loop().time()
+            is_news = not _matches(seen, job) or State(job.state) in TERMINAL
+            if is_news or left_s <= 0 or services.notifier.closed:
+                break
+            with suppress(TimeoutError):
+                await asyncio.wait_for(changed.wait(), left_s)
+    if _matches(if_none_match, job):
+        return Response(status_code=304, headers={"ETag": etag(job)})
+    return _respond(job, 200)
+
+
+@router.get("/{job_id}/result")
+def get_result(job_id: str, services: ServicesDep) -> dict[str, Any]:
+    job = _required(services, job_id)
+    if job.state == State.SUCCEEDED:
+        result = services.jobs.result(job_id)
+        assert result is not None
+        return result
+    if State(job.state) not in TERMINAL:
+        raise ApiError(409, "job_unfinished", f"{job_id} is {job.state}; wait with /v1/jobs/{job_id}?wait=30")
+    detail = job.error["detail"] if job.error else f"the job is {job.state}"
+    raise ApiError(409, f"job_{job.state}", f"{job_id} has no result: {detail}", error=job.error)
+
+
+@router.post("/{job_id}/cancel", status_code=202)
+def cancel_job(job_id: str, services: ServicesDep) -> JSONResponse:
+    """Ask for an end. A queued job ends at once, a running one as soon as its worker has stopped."""
+    try:
+        job = services.jobs.cancel(job_id)
+    except LookupError:
+        raise not_found(job_id) from None
+    except Finished as error:
+        raise ApiError(
+            409,
+            "job_finished",
+            f"{job_id} is {error} already and cannot be cancelled",
+            params={"state": str(error)},
+        ) from None
+    services.queue.try_follow(job)
+    return _respond(job, 202)
+
+
+@router.delete("/{job_id}", status_code=204)
+def delete_job(job_id: str, services: ServicesDep) -> Response:
+    """Delete a finished job with its result and events."""
+    try:
+        services.jobs.delete(job_id)
+    except LookupError:
+        raise not_found(job_id) from None
+    except Busy as error:
+        raise ApiError(
+            409, "job_unfinished", f"{job_id} is {error}; cancel it first", params={"state": str(error)}
+        ) from None
+    return Response(status_code=204)
+
+
+def not_found(job_id: str) -> ApiError:
+    return ApiError(404, "job_not_found", f"there is no job {job_id!r}")
+
+
+def etag(job: Job) -> str:
+    return f'"{job.version}"'
+
+
+def job_view(job: Job) -> dict[str, Any]:
+    """A job as clients see it."""
+    return {
+        "id": job.id,
+        "type": job.type,
+        "state": job.state,
+        "model": job.model,
+        "attempt": job.attempt,
+        "created_at": iso(job.created_at),
+        "started_at": iso(job.started_at),
+        "finished_at": iso(job.finished_at),
+        "progress": job.progress,
+        "num_failures": job.num_failures,
+        "error": job.error,
+        "spec": job.spec,
+        "links": {
+            "self": f"/v1/jobs/{job.id}",
+            "result": f"/v1/jobs/{job.id}/result",
+            "events": f"/v1/jobs/{job.id}/events",
+        },
+    }
+
+
+def _create(services: Services, spec: JobSpec) -> Job:
+    model = admit(services, spec)
+    try:
+        job = services.jobs.create(spec, model)
+    except LookupError as error:  # deleted since it was admitted
+        raise document_not_found(str(error), "documents") from None
+    services.queue.try_follow(job)
+    return job
+
+
+def _required(services: Services, job_id: str) -> Job:
+    job = services.jobs.get(job_id)
+    if job is None:
+        raise not_found(job_id)
+    return job
+
+
+def _matches(if_none_match: str | None, job: Job) -> bool:
+    if if_none_match is None:
+        return False
+    given = [part.strip().removeprefix("W/") for part in if_none_match.split(",")]
+    return "*" in given or etag(job) in given
+
+
+def _respond(job: Job, status: int, headers: dict[str, str] | None = None) -> JSONResponse:
+    return JSONResponse(job_view(job), status, headers={"ETag": etag(job), **(headers or {})})
