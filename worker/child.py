@@ -1,0 +1,170 @@
+"""The engine child: loads the model once and does one attempt after another in its main thread.
+
+It talks to its parent alone, over two pipes (worker.protocol), and ends when the parent does. MLX is
+imported only after the CPU's BLAS has been put in its place.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+from typing import Any, BinaryIO, Literal
+
+from jobs import EventType, Problem, Progress
+from worker import accelerate, protocol
+from worker.settings import Settings, load_settings
+
+log = logging.getLogger("worker.child")
+
+DELTA_INTERVAL_S = 0.2
+"""New text is held this long, so that a fast model doesn't make an event of every token."""
+EXIT_REFUSED = 3
+
+
+class Channel:
+    """The two pipes. One thread reads, the main thread writes."""
+
+    def __init__(self, reader: BinaryIO, writer: BinaryIO) -> None:
+        self._reader, self._writer = reader, writer
+        self.inbox: queue.Queue[protocol.Run] = queue.Queue()
+        self.stop: Literal["cancel", "release"] | None = None
+
+    def listen(self) -> None:
+        """Take messages until the parent is gone, then end the process: nothing may outlive its parent."""
+        for line in self._reader:
+            message = protocol.decode_to_child(line)
+            if isinstance(message, protocol.Run):
+                self.stop = None
+                self.inbox.put(message)
+            else:
+                self.stop = message.why
+        os._exit(0)
+
+    def send(self, message: protocol.FromChild) -> None:
+        self._writer.write(protocol.encode(message))
+        self._writer.flush()
+
+
+class ChildReport:
+    """Turns what the engine reports into messages, and a stop from the parent into `Stopped`."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._index, self._num_outputs = 0, 1
+        self._phase: str | None = None
+        self._phase_began = self._phase_start = 0.0
+        self._text, self._text_since = "", 0.0
+
+    def begin_output(self, index: int, num_outputs: int) -> None:
+        self.flush()
+        self._index, self._num_outputs, self._phase = index, num_outputs, None
+
+    def check(self) -> None:
+        from worker.engine.errors import Stopped
+
+        if self._channel.stop:
+            raise Stopped(self._channel.stop)
+
+    def progress(
+        self,
+        phase: Literal["load", "restore", "prefill", "decode"],
+        num_done: int,
+        num_total: int,
+        cached_tokens: int,
+    ) -> None:
+        now = time.monotonic()
+        if phase != self._phase:
+            # What was known before the phase began is not its work.
+            start = cached_tokens if phase == "prefill" else 0
+            self._phase, self._phase_began, self._phase_start = phase, now, start
+        elapsed, worked = now - self._phase_began, num_done - self._phase_start
+        rate = worked / elapsed if elapsed > 0 else 0.0
+        data = Progress(
+            phase=phase,
+            num_done=num_done,
+            num_total=num_total,
+            tokens_per_s=round(rate, 1),
+            eta_s=round((num_total - num_done) / rate, 1) if rate > 0 else None,
+            cached_tokens=cached_tokens,
+            output_index=self._index,
+            num_outputs=self._num_outputs,
+        )
+        self._event(EventType.PROGRESS, data.model_dump())
+
+    def delta(self, text: str) -> None:
+        now = time.monotonic()
+        if not self._text:
+            self._text_since = now
+        self._text += text
+        if now - self._text_since >= DELTA_INTERVAL_S:
+            self.flush()
+
+    def flush(self) -> None:
+        """Send the text that is held back."""
+        if self._text:
+            self._event(EventType.DELTA, {"output_index": self._index, "text": self._text})
+        self._text = ""
+
+    def _event(self, kind: Literal[EventType.PROGRESS, EventType.DELTA], data: dict[str, Any]) -> None:
+        self._channel.send(protocol.ChildEvent(type=kind, data=data))
+
+
+def do(engine: Any, run: protocol.Run, channel: Channel) -> protocol.End:
+    """One attempt, whatever happens in it."""
+    from worker import tasks
+    from worker.engine.engine import Document, EngineError, Stopped
+
+    report = ChildReport(channel)
+    documents = [Document(d.name, d.text) for d in run.documents]
+    try:
+        result = tasks.run(engine, run.request.spec, documents, report)
+        report.flush()
+        return protocol.End(outcome="succeeded", result=result)
+    except Stopped:
+        return protocol.End(outcome="cancelled" if channel.stop == "cancel" else "released")
+    except EngineError as error:
+        return protocol.End(outcome="failed", problem=error.problem)
+    except Exception as error:
+        log.exception("job %s failed", run.request.job_id)
+        detail = f"The engine failed with {type(error).__name__}: {error}. The worker's log has the details."
+        return protocol.End(outcome="failed", problem=Problem(code="engine_error", detail=detail))
+
+
+def load_engine(settings: Settings) -> Any:
+    """Load the model that the settings name, with the snapshot store of the data folder."""
+    from cache_store import SnapshotStore
+    from worker.engine.engine import Engine
+    from worker.models import folder_name
+
+    store = SnapshotStore(settings.data / "snapshots", settings.snapshots_bytes)
+    return Engine.load(settings.models / folder_name(settings.model), settings.model, store)
+
+
+def main() -> int:
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s %(message)s", stream=sys.stderr)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # the parent decides when this process stops
+    read_fd, write_fd = map(int, os.environ[protocol.CHILD_FDS].split(","))
+    channel = Channel(os.fdopen(read_fd, "rb"), os.fdopen(write_fd, "wb"))
+    threading.Thread(target=channel.listen, daemon=True).start()
+    accelerate.prepare_cpu()
+    from worker.engine.errors import EngineError
+
+    try:
+        engine = load_engine(load_settings())
+    except EngineError as error:
+        channel.send(protocol.Refused(problem=error.problem))
+        return EXIT_REFUSED
+    channel.send(protocol.Ready(card=engine.card))
+    while True:
+        run = channel.inbox.get()
+        channel.send(do(engine, run, channel))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

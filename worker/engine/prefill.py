@@ -1,0 +1,75 @@
+"""The two stages of prefill.
+
+Stage one runs the reusable prefix layer by layer: all chunks pass through one layer with exact keys and
+values, which are then encoded into blocks. Stage two runs what follows against the decoded blocks,
+whether they were just made or restored, so a cold and a restored run are the same computation.
+"""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import numpy as np
+
+from kernels import encode
+from worker.engine.kv_cache import SINK_TOKENS, CompressedLayer, ExactLayer, KVCache, blocks_end, with_room
+from worker.engine.model import Model
+from worker.engine.report import Report
+
+CHUNK_TOKENS = 512
+"""Tokens in one prefill step: the grain of progress and cancel, and of the scores that a CPU lays out."""
+
+
+def prefill_prefix(model: Model, cache: KVCache, tokens: np.ndarray, num_spare: int, report: Report) -> None:
+    """Stage one: extend `cache` from the blocks that it holds to all of `tokens`, exactly.
+
+    Args:
+        cache: holds the first blocks of the prefix, or nothing; no tail. Mutated.
+        tokens: the whole prefix, (64 + 128 * num_blocks,).
+        num_spare: blocks to reserve behind the prefix for what follows.
+        report: asked to stop, and told of progress, after each chunk of each layer.
+    """
+    start, end = blocks_end(cache.num_blocks), len(tokens)
+    ids = mx.array(tokens[start:])[None]
+    bounds = [(a, min(a + CHUNK_TOKENS, end - start)) for a in range(0, end - start, CHUNK_TOKENS)]
+    hidden = [model.embed(ids[:, a:b]) for a, b in bounds]
+    for index, (layer, compressed) in enumerate(zip(model.layers, cache.layers, strict=True)):
+        exact = ExactLayer(end, cache.num_kv_heads, cache.head_dim, cache.dtype)
+        if start:
+            exact.seed(*compressed.decoded())
+        for i, (_, chunk_end) in enumerate(bounds):
+            report.check()
+            hidden[i] = layer(hidden[i], mask="causal", cache=exact)
+            mx.eval(hidden[i], exact.keys, exact.values)
+            # Every layer counts as its share of the tokens, so the bar moves evenly.
+            num_done = ((end - start) * index + chunk_end) // len(model.layers)
+            report.progress("prefill", start + num_done, end, start)
+        _compress(exact, compressed, start, num_spare)
+        mx.eval(compressed.arrays())
+    mx.clear_cache()
+
+
+def prefill_suffix(model: Model, cache: KVCache, tokens: np.ndarray, report: Report) -> mx.array:
+    """Stage two: run what follows the prefix; return the logits (1, vocab) after the last token."""
+    num_cached = cache.num_tokens
+    ids = mx.array(tokens)[None]
+    for a in range(0, len(tokens), CHUNK_TOKENS):
+        report.check()
+        h = model.embed(ids[:, a : a + CHUNK_TOKENS])
+        for layer, layer_cache in zip(model.layers, cache.layers, strict=True):
+            h = layer(h, mask="causal", cache=layer_cache)
+        mx.eval(h, cache.arrays())
+        num_done = num_cached + min(a + CHUNK_TOKENS, len(tokens))
+        report.progress("prefill", num_done, num_cached + len(tokens), num_cached)
+    return model.logits(h)
+
+
+def _compress(exact: ExactLayer, compressed: CompressedLayer, start: int, num_spare: int) -> None:
+    """Encode what the exact layer holds beyond `start` and hand it to the compressed one."""
+    k, v = exact.keys[0], exact.values[0]  # (H, T, D)
+    first = max(start, SINK_TOKENS)
+    tiles = encode(k[:, first:], v[:, first:])
+    sinks = k[:, :SINK_TOKENS], v[:, :SINK_TOKENS]
+    if start:
+        tiles = mx.concatenate([compressed.tiles[: compressed.num_blocks], tiles])
+        sinks = compressed.sinks_k, compressed.sinks_v
+    compressed.set_prefix(*sinks, with_room(tiles, num_spare), tiles.shape[0])
