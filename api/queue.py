@@ -7,7 +7,7 @@ transport: attempts, retries and ends are decided by the database. The event str
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any, cast
 
 from pydantic import ValidationError
@@ -17,6 +17,7 @@ from redis.exceptions import RedisError
 from redis.retry import Retry
 from rq import Queue
 from rq.exceptions import DuplicateJobError
+from rq.job import Job as RQJob
 from rq.serializers import JSONSerializer
 
 from api.models import Job
@@ -60,7 +61,7 @@ class JobQueue:
         if job.attempt > 1 or state in (State.CANCELLING, State.CANCELLED):
             self.control(job.id, cancel=state in (State.CANCELLING, State.CANCELLED), min_attempt=job.attempt)
         if state is State.CANCELLED:
-            self.drop(job.model, run_id(job.id, job.attempt))
+            self.drop(run_id(job.id, job.attempt), queue_name(job.model))
         elif state is State.QUEUED and not job.handed_out:
             self._enqueue(job)
             self._store.mark_handed_out(job.id, job.attempt)
@@ -76,19 +77,20 @@ class JobQueue:
         value = Control(cancel=cancel, min_attempt=min_attempt).model_dump_json()
         self._redis.set(control_key(job_id), value, ex=CONTROL_TTL_S)
 
-    def drop(self, model: str, rq_id: str) -> None:
+    def drop(self, rq_id: str, queue: str) -> None:
         """Take an attempt off its queue, if it is still there."""
-        queue = self._queue(queue_name(model))
-        self._redis.lrem(queue.key, 0, rq_id)
-        self._redis.delete(f"rq:job:{rq_id}")
+        self._redis.lrem(self._queue(queue).key, 0, rq_id)
+        self._redis.delete(RQJob.redis_job_namespace_prefix + rq_id)
 
-    def listed(self, models: Iterable[str]) -> dict[str, str]:
-        """The RQ ids that wait in the queues of `models`, each with its model."""
-        found = {}
-        for model in set(models):
-            for rq_id in self._queue(queue_name(model)).get_job_ids():
-                found[rq_id] = model
-        return found
+    def listed(self) -> dict[str, str]:
+        """The RQ ids that wait in any queue of Longleaf, each with its queue's name."""
+        names = (queue.name for queue in Queue.all(self._redis, serializer=JSONSerializer))
+        return {
+            rq_id: name
+            for name in names
+            if name.startswith(queue_name(""))
+            for rq_id in self._queue(name).get_job_ids()
+        }
 
     def workers(self) -> dict[str, WorkerStatus]:
         """Every worker whose presence key lives, by name."""

@@ -64,11 +64,12 @@ class Reconciler:
         Raises:
             RedisError: Redis is away; a later pass does it all.
         """
-        # Redis is read first: a job that moves in between is then seen as held, not as missing.
+        # Redis is read first: what waits there was in the database before, so an entry for which
+        # the database then knows no unfinished job is stale.
         statuses = self._queue.workers()
+        listed = self._queue.listed()
         backlog_s = self._queue.oldest_event_age_s()
         unfinished = self._store.unfinished()
-        listed = self._queue.listed([job.model for job in unfinished] + [s.model for s in statuses.values()])
         missing: dict[tuple[str, int], float] = {}
         for job in unfinished:
             if job.state != State.QUEUED or not job.handed_out:
@@ -125,8 +126,7 @@ class Reconciler:
                     self._queue.control(status.job_id, cancel=True)
                 elif status.attempt is not None and status.attempt < job.attempt:
                     self._queue.control(job.id, cancel=False, min_attempt=job.attempt)
-        for rq_id, model in listed.items():
-            job_id, _, attempt = rq_id.rpartition("-")
-            job = unfinished.get(job_id) or self._store.get(job_id)
-            if job is None or State(job.state) in TERMINAL or attempt != str(job.attempt):
-                self._queue.drop(model, rq_id)
+        wanted = {run_id(job.id, job.attempt) for job in unfinished.values()}
+        for rq_id, queue in listed.items():
+            if rq_id not in wanted:
+                self._queue.drop(rq_id, queue)
