@@ -55,7 +55,7 @@ def decode_text(
     finish: Literal["stop", "length", "repetition"] = "length"
     while True:
         report.check()
-        token = int(sampler(logits - mx.logsumexp(logits, axis=-1, keepdims=True)).item())
+        token: int = sampler(logits - mx.logsumexp(logits, axis=-1, keepdims=True)).item()
         first_token_at = first_token_at or time.perf_counter()
         if token in model.eos_token_ids:
             finish = "stop"

@@ -115,9 +115,9 @@ class Engine:
         if num_prompt + sampling.max_output_tokens > limit:
             raise EngineError(
                 "context_exceeded",
-                f"The prompt has {num_prompt:,} tokens and the answer may have {sampling.max_output_tokens:,}, "
-                f"but {self.card.id} has a context of {limit:,}; send a shorter document, ask for a shorter "
-                "answer, or choose a model with a longer context.",
+                f"The prompt has {num_prompt:,} tokens and the answer may have "
+                f"{sampling.max_output_tokens:,}, but {self.card.id} has a context of {limit:,}; "
+                "send a shorter document, ask for a shorter answer, or choose a model with a longer context.",
                 prompt_tokens=num_prompt,
                 max_output_tokens=sampling.max_output_tokens,
                 context_tokens=limit,

@@ -9,6 +9,7 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx.utils import tree_flatten
 
 from jobs import ModelCard
 from kernels import TileLayout
@@ -41,7 +42,8 @@ class Model:
 
     def logits(self, h: mx.array) -> mx.array:
         """(1, n, hidden) → (1, vocab): the logits that follow the last position."""
-        return self.head(self.norm(h[:, -1:]))[:, -1].astype(mx.float32)
+        last: mx.array = self.head(self.norm(h[:, -1:]))[:, -1]
+        return last.astype(mx.float32)
 
 
 def load(folder: Path, model_id: str) -> Model:
@@ -106,7 +108,7 @@ def load(folder: Path, model_id: str) -> Model:
         head_dim=head_dim,
         kv_format=KV_FORMAT,
         kv_bytes_per_token=kv_bytes,
-        weights_bytes=sum(array.nbytes for _, array in _leaves(module)),
+        weights_bytes=sum(array.nbytes for _, array in tree_flatten(module.parameters())),
         fingerprint=fingerprint(folder, KV_FORMAT),
         device=_device_name(on_cpu),
     )
@@ -149,12 +151,6 @@ def _eos_token_ids(folder: Path, config: dict[str, Any]) -> list[int]:
         ids = source.get("eos_token_id")
         found += ids if isinstance(ids, list) else [] if ids is None else [ids]
     return sorted(set(found))
-
-
-def _leaves(module: nn.Module) -> list[tuple[str, mx.array]]:
-    from mlx.utils import tree_flatten
-
-    return tree_flatten(module.parameters())
 
 
 def _device_name(on_cpu: bool) -> str:

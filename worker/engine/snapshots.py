@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import mlx.core as mx
@@ -20,7 +21,7 @@ class Prefix:
         self.num_blocks = whole_blocks(len(tokens))
         self.tokens = tokens[: blocks_end(self.num_blocks)]
         ends = [blocks_end(i) for i in range(self.num_blocks + 1)]
-        self.blocks = [self.tokens[a:b] for a, b in zip(ends, ends[1:], strict=False)]
+        self.blocks = [self.tokens[a:b] for a, b in itertools.pairwise(ends)]
         self.keys = chain_keys(fingerprint, salt, self.blocks)
 
 
@@ -52,9 +53,9 @@ def restore(
     num_read = 0
     for i, key in enumerate(prefix.keys[:num_blocks]):
         report.check()
-        into = [memoryview(view[i]).cast("B") for view in tile_views]
+        into = [_bytes(view[i]) for view in tile_views]
         if i == 0:
-            into.append(memoryview(sink_view).cast("B"))
+            into.append(_bytes(sink_view))
         try:
             exact &= store.read(key, into).exact
         except BadBlock:
@@ -78,20 +79,19 @@ def save(store: SnapshotStore, prefix: Prefix, cache: KVCache, first: int, exact
     shape = tiles[0].shape[1:]
     num_stored = 0
     for i in range(first, prefix.num_blocks):
-        sections = [
-            Section(f"layer.{n}", "uint32", shape, memoryview(t[i]).cast("B")) for n, t in enumerate(tiles)
-        ]
+        sections = [Section(f"layer.{n}", "uint32", shape, _bytes(t[i])) for n, t in enumerate(tiles)]
         if i == 0:
             stacked = mx.stack([mx.stack([c.sinks_k, c.sinks_v]) for c in cache.layers]).astype(mx.float16)
             mx.eval(stacked)
-            sections.append(
-                Section(
-                    "sinks", "float16", stacked.shape, memoryview(np.array(stacked, copy=False)).cast("B")
-                )
-            )
+            sections.append(Section("sinks", "float16", stacked.shape, _bytes(np.array(stacked, copy=False))))
         meta = {"model": model_id, "first_token": blocks_end(i), "block_tokens": BLOCK_TOKENS}
         parent = prefix.keys[i - 1] if i else None
         if not store.write(prefix.keys[i], parent, prefix.blocks[i], sections, exact, meta):
             break
         num_stored += 1
     return num_stored
+
+
+def _bytes(array: np.ndarray) -> memoryview:
+    """The array's own memory."""
+    return array.data.cast("B")

@@ -14,7 +14,7 @@ SUMMARIZE = (
     "names and figures, in plain prose."
 )
 FOCUS = "Pay attention above all to: {focus}"
-ASK = "Answer this question from the document above. If the document does not say, say so.\nQuestion: {question}"
+ASK = "Answer this question from the document above; if it does not say, say so.\nQuestion: {question}"
 
 
 class OutputReport(Report, Protocol):
