@@ -1,0 +1,70 @@
+  // Body of `split`; MLX writes the signature. q (B, num_q_heads, Sq, D) T; tiles (capacity, num_kv_heads, words);
+  // sinks (num_kv_heads, n, D), tails (B, num_kv_heads, n, D) of C; see work.metal for sizes and the grid.
+  // -> partial (rows, splits, D) float32, divided by its weights' sum; lse (rows, splits), in base 2.
+  // Blocks leave their partials in the rotated basis.
+  constexpr int SIMDGROUPS = 4;
+  using Vector = VectorSplit<T, C, D, ROWS, SIMDGROUPS>;
+  using Matrix = MatrixSplit<T, C, D, ROWS, SIMDGROUPS>;
+  using Split = conditional_t<(ROWS < 8), Vector, Matrix>;
+  threadgroup float rows[Split::SCRATCH];
+  threadgroup float stats[2 * Split::STATS];
+  threadgroup float sums[2 * ROWS];
+
+  const int thread_index = thread_index_in_threadgroup, num_threads = 32 * SIMDGROUPS;
+  const int head = threadgroup_position_in_grid.y, num_heads = threadgroups_per_grid.y;
+  const Work work = find_work<ROWS>(sizes, tail_lengths, q_shape[0], q_shape[1], num_heads, q_shape[2],
+                                    threadgroup_position_in_grid.x, head);
+  const float factor = scale * M_LOG2E_F;
+  const bool rotated = work.part == Part::blocks;
+
+  for (int i = thread_index; i < Split::SCRATCH; i += num_threads) {
+    const int row = i / Split::CHANNELS, channel = i % Split::CHANNELS;
+    float x = 0;
+    if (row < work.num_rows && channel < D) {
+      x = float(q[work.global_row(work.row0 + row) * D + channel]) * factor;
+      x = rotated ? signed_channel(x, rotation, channel) : x;
+    }
+    rows[Split::at(row, channel)] = x;
+  }
+  if (rotated) {
+    hadamard<D, ROWS, Split>(rows, rotation + 16, thread_index, num_threads);
+  } else {
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+  }
+
+  Split split;
+  split.begin(work, simdgroup_index_in_threadgroup, thread_index_in_simdgroup);
+  split.set_queries(rows);
+  if (work.part == Part::blocks) {
+    const size_t stride = size_t(num_heads) * Tile<D>::SIZE;
+    split.blocks(tiles + head * Tile<D>::SIZE, stride, work.first, work.last, q, factor);
+  } else if (work.part == Part::sinks) {
+    const size_t at = size_t(head) * sizes[2] * D;
+    split.dense(sinks_k + at, sinks_v + at, work.first, work.last);
+  } else {
+    const size_t at = (size_t(work.batch) * num_heads + head) * sizes[4] * D;
+    split.dense(tail_k + at, tail_v + at, work.first, work.last);
+  }
+  split.merge(rows, stats);
+
+  if (thread_index < ROWS) {
+    float top = -INFINITY, sum = 0;
+    for (int n = 0; n < Split::STREAMS; n++) {
+      top = max(top, stats[Split::stat(thread_index, n)]);
+    }
+    for (int n = 0; n < Split::STREAMS; n++) {
+      const int i = Split::stat(thread_index, n);
+      sum += stats[i] == -INFINITY ? 0.0f : stats[Split::STATS + i] * fast::exp2(stats[i] - top);
+    }
+    sums[thread_index] = sum == 0 ? 0.0f : 1.0f / sum;
+    sums[ROWS + thread_index] = sum == 0 ? -INFINITY : top + fast::log2(sum);
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  for (int i = thread_index; i < work.num_rows * D; i += num_threads) {
+    const int row = i / D;
+    const size_t at = size_t(work.global_row(work.row0 + row)) * work.num_splits + work.split;
+    partial[at * D + i % D] = rows[i] * sums[row];
+    if (i % D == 0) {
+      lse[at] = sums[ROWS + row];
+    }
+  }

@@ -1,0 +1,304 @@
+// Split, for 8 query rows and more: 8x8 simdgroup matrices.
+//
+// Owns: ROWS query rows of one KV head x one range. A simdgroup takes 8 M rows; simdgroups that share those rows
+// share the range between them: each takes its part of every block, and they merge once at the end.
+// Loads: a lane owns one token and a quarter of its channels, N words in a row: one 16-byte load at D = 128. The
+// order of channels in a contraction is free, so the pairs that `words` yields are used as they come: fragment
+// j = 4 i + p holds, of each of the four lanes of a token, the p-th pair of its i-th word. `queries` stands in
+// that order: [fragment][8][row].
+// Per 16 tokens:  S^T = K Q^T,  P = softmax(S^T transposed by three shuffles),  O += P V.
+// Accumulates in float32: scores, weights, O. m, l and O are in base 2, queries come multiplied by scale log2(e).
+#include <metal_simdgroup>
+#include <metal_simdgroup_matrix>
+#include <metal_stdlib>
+using namespace metal;
+
+using matrix = simdgroup_matrix<float, 8, 8>;
+
+inline thread float2& elements(thread matrix& m) {
+  return reinterpret_cast<thread float2&>(m.thread_elements());
+}
+
+// Where a lane stands in an 8x8 matrix: (row, 2 quarter) and (row, 2 quarter + 1).
+struct Place {
+  ushort lane, row, quarter;
+};
+inline Place place_of(ushort lane) {
+  return {lane, ushort((lane / 4 & 4) + lane / 2 % 4), ushort((lane / 8 & 1) * 2 + lane % 2)};
+}
+
+// The lane's elements of the transposed matrix. Pairs of rows swap a value, then lanes change places
+// (lane bits 0 and 2, and 3 and 4).
+inline float2 transpose(float2 x, ushort lane) {
+  const bool odd = lane & 2;
+  const float other = simd_shuffle_xor(odd ? x.x : x.y, ushort(2));
+  const float2 y = odd ? float2(other, x.y) : float2(x.x, other);
+  const ushort from = (lane & 2) | (lane & 1) << 2 | (lane >> 2 & 1) | (lane & 8) << 1 | (lane & 16) >> 1;
+  return float2(simd_shuffle(y.x, from), simd_shuffle(y.y, from));
+}
+
+// Reduces over the four lanes of a row.
+inline float row_max(float x) {
+  x = max(x, simd_shuffle_xor(x, ushort(1)));
+  return max(x, simd_shuffle_xor(x, ushort(8)));
+}
+inline float row_sum(float x) {
+  x += simd_shuffle_xor(x, ushort(1));
+  return x + simd_shuffle_xor(x, ushort(8));
+}
+
+template <typename T, typename C, int D, int ROWS, int SIMDGROUPS>
+struct MatrixSplit {
+  static constexpr constant int N = (D / 8 + 3) / 4;                 // words of a token per lane
+  static constexpr constant int FRAGMENTS = 4 * N;                   // of 8 channels
+  static constexpr constant int M = ROWS >= 16 && D <= 128 ? 2 : 1;  // 8-row matrices per simdgroup
+  static constexpr constant int ROW_TILES = ROWS / (8 * M);
+  static constexpr constant int STREAMS = SIMDGROUPS / ROW_TILES;    // simdgroups that share rows
+  static constexpr constant int F = 2;                               // 8-token fragments per step
+  static constexpr constant int CHANNELS = 8 * FRAGMENTS;            // D, padded to whole quarters
+  static constexpr constant int SCRATCH = CHANNELS * ROWS;
+  static constexpr constant int STATS = SIMDGROUPS * 8 * M;
+  static constexpr constant bool KEEP = FRAGMENTS * M <= 16;         // queries fit registers beside O
+  static_assert(ROWS % (8 * M) == 0 && SIMDGROUPS % ROW_TILES == 0, "simdgroups must divide into row tiles");
+  static_assert(BLOCK_TOKENS % (STREAMS * 8 * F) == 0, "a block must divide into whole steps");
+
+  using Code = CodeRow<D, N>;
+  using Dense = DenseRow<C, D, N>;
+  using Mean = DenseRow<half, D, N>;
+
+  // Where a number stands in `queries`: see the head of the file.
+  static int at(int row, int channel) {
+    const int word = channel / 8, c = channel % 8;
+    return ((4 * (word % N) + c % 4) * 8 + 2 * (word / N) + c / 4) * ROWS + row;
+  }
+
+  Place place;
+  int tile, stream;                  // which rows of the threadgroup's, which part of the range
+  threadgroup const float* queries;  // of this simdgroup's first row
+  matrix kept[KEEP ? FRAGMENTS * M : 1];
+  matrix o[M * FRAGMENTS];
+  float m[M], l[M];
+  int low[M], high[M];               // tokens of a dense part that the lane's row sees
+  int2 origins[M];                   // where the lane's two query rows of B start in q
+
+  void begin(Work work, ushort simdgroup, ushort lane) thread {
+    place = place_of(lane);
+    tile = simdgroup / STREAMS;
+    stream = simdgroup % STREAMS;
+    for (int r = 0; r < M; r++) {
+      m[r] = -INFINITY;
+      l[r] = 0;
+      const int first = 8 * (tile * M + r), row = first + 2 * place.quarter;
+      low[r] = work.low(work.row(first + place.row));
+      high[r] = work.high(work.row(first + place.row));
+      origins[r] = int2(work.global_row(work.row(row)) * D, work.global_row(work.row(row + 1)) * D);
+      for (int j = 0; j < FRAGMENTS; j++) {
+        elements(o[r * FRAGMENTS + j]) = float2(0);
+      }
+    }
+  }
+
+  matrix load_query(int j, int r) const thread {
+    matrix x;
+    elements(x) = *(threadgroup const float2*)(queries + (8 * j + place.row) * ROWS + 8 * r + 2 * place.quarter);
+    return x;
+  }
+
+  void set_queries(threadgroup const float* rows) thread {
+    queries = rows + 8 * M * tile;
+    if (KEEP) {
+      for (int j = 0; j < FRAGMENTS; j++) {
+        for (int r = 0; r < M; r++) {
+          kept[KEEP ? j * M + r : 0] = load_query(j, r);
+        }
+      }
+    }
+  }
+
+  // s[r * F + f] += K_f Q_r^T
+  template <typename Row>
+  void score(const thread Row* k, thread matrix* s) thread {
+    for (int i = 0; i < N; i++) {
+      float2 pairs[F][4];
+      for (int f = 0; f < F; f++) {
+        k[f].words(i, pairs[f]);
+      }
+      for (int p = 0; p < 4; p++) {
+        for (int r = 0; r < M; r++) {
+          const int j = 4 * i + p;
+          matrix q;
+          if (KEEP) {
+            q = kept[KEEP ? j * M + r : 0];
+          } else {
+            q = load_query(j, r);
+          }
+          for (int f = 0; f < F; f++) {
+            matrix a;
+            elements(a) = pairs[f][p];
+            simdgroup_multiply_accumulate(s[r * F + f], a, q, s[r * F + f]);
+          }
+        }
+      }
+    }
+  }
+
+  // Weights of the F x 8 tokens at `token` from their scores, then O += P V.
+  template <bool MASK, typename Row>
+  void accumulate(thread matrix* s, const thread Row* v, int token) thread {
+    for (int r = 0; r < M; r++) {
+      float2 x[F];
+      float top = m[r];
+      for (int f = 0; f < F; f++) {
+        x[f] = transpose(elements(s[r * F + f]), place.lane);
+        if (MASK) {
+          const int t = token + 8 * f + 2 * place.quarter;
+          x[f].x = t >= low[r] && t < high[r] ? x[f].x : -INFINITY;
+          x[f].y = t + 1 >= low[r] && t + 1 < high[r] ? x[f].y : -INFINITY;
+        }
+        top = max(top, max(x[f].x, x[f].y));
+      }
+      top = row_max(top);
+      const float base = top == -INFINITY ? 0.0f : top;
+      if (simd_any(top > m[r])) {
+        const float shrink = fast::exp2(m[r] - base);
+        l[r] *= shrink;
+        for (int j = 0; j < FRAGMENTS; j++) {
+          elements(o[r * FRAGMENTS + j]) *= shrink;
+        }
+        m[r] = top;
+      }
+      for (int f = 0; f < F; f++) {
+        x[f] = float2(fast::exp2(x[f].x - base), fast::exp2(x[f].y - base));
+        l[r] += x[f].x + x[f].y;
+        elements(s[r * F + f]) = x[f];
+      }
+    }
+    for (int f = 0; f < F; f++) {
+      for (int i = 0; i < N; i++) {
+        float2 pairs[4];
+        v[f].words(i, pairs);
+        for (int p = 0; p < 4; p++) {
+          matrix b;
+          elements(b) = pairs[p];
+          for (int r = 0; r < M; r++) {
+            thread matrix& out = o[r * FRAGMENTS + 4 * i + p];
+            simdgroup_multiply_accumulate(out, s[r * F + f], b, out);
+          }
+        }
+      }
+    }
+  }
+
+  // Blocks [first, last) of `tiles`, `stride` words apart. What their means add to the scores is computed from the
+  // queries as they came, for 8 blocks at once: row n of `means` is block n.
+  void blocks(const device uint* tiles, size_t stride, int first, int last, const device T* q, float scale) thread {
+    for (int at = first; at < last; at += 8) {
+      matrix means[M];
+      for (int r = 0; r < M; r++) {
+        elements(means[r]) = float2(0);
+      }
+      const device uint* block = tiles + min(at + place.row, last - 1) * stride;
+      Mean row;
+      row.load((const device half*)(block + Tile<D>::K_MEAN), true, place.quarter * N);
+      for (int i = 0; i < N; i++) {
+        float2 pairs[4];
+        row.words(i, pairs);
+        for (int p = 0; p < 4; p++) {
+          // The contraction's index on this lane is place.row: quarter row / 2, element row % 2.
+          const int channel = 8 * (place.row / 2 * N + i) + p + place.row % 2 * 4;
+          matrix a;
+          elements(a) = pairs[p];
+          for (int r = 0; r < M; r++) {
+            const device T* x = q + channel;
+            matrix b;
+            elements(b) = channel < D ? float2(float(x[origins[r].x]), float(x[origins[r].y])) : float2(0);
+            simdgroup_multiply_accumulate(means[r], a, b, means[r]);
+          }
+        }
+      }
+      for (int n = 0; n < min(8, last - at); n++) {
+        const device uint* tile = tiles + (at + n) * stride;
+        const ushort from = (n & 4) * 4 + (n & 3) * 2 + (place.quarter & 2) * 4 + (place.quarter & 1);
+        float2 mean_scores[M];
+        for (int r = 0; r < M; r++) {
+          const float2 x = elements(means[r]) * scale;
+          mean_scores[r] = float2(simd_shuffle(x.x, from), simd_shuffle(x.y, from));
+        }
+        const int end = (stream + 1) * (BLOCK_TOKENS / STREAMS);
+        for (int t = stream * (BLOCK_TOKENS / STREAMS); t < end; t += 8 * F) {
+          Code k[F], v[F];
+          for (int f = 0; f < F; f++) {
+            const int token = t + 8 * f + place.row, word = place.quarter * N;
+            k[f].load(tile, (const device half*)(tile + Tile<D>::K_SCALES), token, word);
+            v[f].load(tile + Tile<D>::V_CODES, (const device half*)(tile + Tile<D>::V_SCALES), token, word);
+          }
+          matrix s[M * F];
+          for (int r = 0; r < M; r++) {
+            for (int f = 0; f < F; f++) {
+              elements(s[r * F + f]) = mean_scores[r];
+            }
+          }
+          score(k, s);
+          accumulate<false>(s, v, t);
+        }
+      }
+    }
+  }
+
+  // keys, values: (tokens, D), of which [first, last) are this threadgroup's.
+  void dense(const device C* keys, const device C* values, int first, int last) thread {
+    for (int t = first + stream * 8 * F; t < last; t += STREAMS * 8 * F) {
+      Dense k[F], v[F];
+      matrix s[M * F];
+      for (int f = 0; f < F; f++) {
+        const int token = t + 8 * f + place.row;
+        k[f].load(keys + size_t(token) * D, token < last, place.quarter * N);
+        v[f].load(values + size_t(token) * D, token < last, place.quarter * N);
+      }
+      for (int r = 0; r < M * F; r++) {
+        elements(s[r]) = float2(0);
+      }
+      score(k, s);
+      accumulate<true>(s, v, t);
+    }
+  }
+
+  static int stat(int row, int stream) { return (row / (8 * M) * STREAMS + stream) * 8 * M + row % (8 * M); }
+
+  // Merges the streams in `out` (ROWS x D, over the queries). `stats`: m and l of every row and stream.
+  void merge(threadgroup float* out, threadgroup float* stats) thread {
+    for (int r = 0; r < M; r++) {
+      l[r] = row_sum(l[r]);
+      if (place.quarter == 0) {
+        const int i = stat(8 * (tile * M + r) + place.row, stream);
+        stats[i] = m[r];
+        stats[STATS + i] = l[r];
+      }
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    float shrink[M];
+    for (int r = 0; r < M; r++) {
+      float top = -INFINITY;
+      for (int n = 0; n < STREAMS; n++) {
+        top = max(top, stats[stat(8 * (tile * M + r) + place.row, n)]);
+      }
+      shrink[r] = m[r] == -INFINITY ? 0.0f : fast::exp2(m[r] - top);
+    }
+    for (int n = 0; n < STREAMS; n++) {
+      if (n == stream) {
+        for (int r = 0; r < M; r++) {
+          for (int j = 0; j < FRAGMENTS; j++) {
+            const int channel = 8 * (place.quarter * N + j / 4) + j % 4;
+            threadgroup float* x = out + (8 * (tile * M + r) + place.row) * D + channel;
+            const float2 y = elements(o[r * FRAGMENTS + j]) * shrink[r];
+            if (channel < D) {
+              x[0] = n == 0 ? y.x : x[0] + y.x;
+              x[4] = n == 0 ? y.y : x[4] + y.y;
+            }
+          }
+        }
+      }
+      threadgroup_barrier(mem_flags::mem_threadgroup);
+    }
+  }
+};

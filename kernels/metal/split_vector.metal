@@ -1,0 +1,239 @@
+// Split, for up to 4 query rows: dot products.
+//
+// Owns: ROWS query rows of one KV head x one range. Every simdgroup takes all rows and its part of the range; they
+// merge once at the end.
+// Loads: LANES lanes take a token, a lane N consecutive words of it (one word up to D = 256), so that a simdgroup
+// reads 32 / LANES whole tokens at once. K and V are each dequantised once for all rows.
+// Per 32 / ROWS tokens: every lane ends with one score (token, row), after a reduction that halves the number of
+// values with every exchange; row = lane % ROWS.
+// Accumulates in float32; m and l of the lane's row, O of all rows at the lane's channels.
+#include <metal_simdgroup>
+#include <metal_stdlib>
+using namespace metal;
+
+template <typename T, typename C, int D, int ROWS, int SIMDGROUPS>
+struct VectorSplit {
+  static constexpr constant int WORDS = D / 8;
+  static constexpr constant int LANES = WORDS <= 8 ? 8 : WORDS <= 16 ? 16 : 32;  // per token
+  static constexpr constant int N = (WORDS + LANES - 1) / LANES;                 // words per lane
+  static constexpr constant int TOKENS = 32 / LANES;                             // read at once
+  static constexpr constant int STEPS = LANES / ROWS;                            // such reads per score
+  static constexpr constant int STREAMS = SIMDGROUPS;
+  static constexpr constant int CHANNELS = D;
+  static constexpr constant int SCRATCH = ROWS * D;
+  static constexpr constant int STATS = SIMDGROUPS * ROWS;
+  static_assert(BLOCK_TOKENS % (STREAMS * STEPS * TOKENS) == 0, "a block must divide into whole steps");
+
+  using Code = CodeRow<D, N>;
+  using Dense = DenseRow<C, D, N>;
+  using Mean = DenseRow<half, D, N>;
+
+  static int at(int row, int channel) { return row * D + channel; }
+
+  ushort lane, word, token;  // word: first of this lane's; token: of the TOKENS
+  int stream;
+  float2 q[ROWS][4 * N], o[ROWS][4 * N];
+  float m, l;                // of row lane % ROWS, l of this lane's tokens only
+  int low, high;             // tokens of a dense part that this row sees
+  int origins[ROWS];         // where the query rows start in q
+
+  void begin(Work work, ushort simdgroup, ushort simd_lane) thread {
+    lane = simd_lane;
+    word = lane % LANES * N;
+    token = lane / LANES;
+    stream = simdgroup;
+    m = -INFINITY;
+    l = 0;
+    low = work.low(work.row(lane % ROWS));
+    high = work.high(work.row(lane % ROWS));
+    for (int r = 0; r < ROWS; r++) {
+      origins[r] = work.global_row(work.row(r)) * D;
+      for (int i = 0; i < 4 * N; i++) {
+        o[r][i] = float2(0);
+      }
+    }
+  }
+
+  void set_queries(threadgroup const float* rows) thread {
+    for (int r = 0; r < ROWS; r++) {
+      for (int i = 0; i < 4 * N; i++) {
+        const int channel = 8 * (word + i / 4) + i % 4;
+        q[r][i] = channel < D ? float2(rows[r * D + channel], rows[r * D + channel + 4]) : float2(0);
+      }
+    }
+  }
+
+  // Adds the dot products with one token to its ROWS of the values to reduce.
+  template <typename Row>
+  static void dot(const thread Row& k, const thread float2 (&with)[ROWS][4 * N], thread float* values) {
+    for (int r = 0; r < ROWS; r++) {
+      values[r] = 0;
+    }
+    for (int i = 0; i < N; i++) {
+      float2 pairs[4];
+      k.words(i, pairs);
+      for (int r = 0; r < ROWS; r++) {
+        for (int p = 0; p < 4; p++) {
+          values[r] = fma(with[r][4 * i + p].x, pairs[p].x, values[r]);
+          values[r] = fma(with[r][4 * i + p].y, pairs[p].y, values[r]);
+        }
+      }
+    }
+  }
+
+  // Sums LANES values over LANES lanes; lane i of them ends with value i.
+  float reduce(thread float* values) const thread {
+    for (int n = LANES / 2; n > 0; n /= 2) {
+      const bool upper = lane & n;
+      for (int i = 0; i < n; i++) {
+        const float mine = upper ? values[i + n] : values[i], theirs = upper ? values[i] : values[i + n];
+        values[i] = mine + simd_shuffle_xor(theirs, ushort(n));
+      }
+    }
+    return values[0];
+  }
+
+  // Weights of STEPS x TOKENS tokens from this lane's score, then O += P V.
+  template <typename Row>
+  void accumulate(float score, const thread Row* v) thread {
+    float top = score;
+    for (int n = ROWS; n < 32; n *= 2) {
+      top = max(top, simd_shuffle_xor(top, ushort(n)));
+    }
+    top = max(top, m);
+    const float base = top == -INFINITY ? 0.0f : top;
+    if (simd_any(top > m)) {
+      const float shrink = fast::exp2(m - base);
+      l *= shrink;
+      for (int r = 0; r < ROWS; r++) {
+        const float x = simd_shuffle(shrink, ushort(r));
+        for (int i = 0; i < 4 * N; i++) {
+          o[r][i] *= x;
+        }
+      }
+      m = top;
+    }
+    const float weight = fast::exp2(score - base);
+    l += weight;
+    for (int t = 0; t < STEPS; t++) {
+      float weights[ROWS];
+      for (int r = 0; r < ROWS; r++) {
+        weights[r] = simd_shuffle(weight, ushort(lane / LANES * LANES + t * ROWS + r));
+      }
+      for (int i = 0; i < N; i++) {
+        float2 pairs[4];
+        v[t].words(i, pairs);
+        for (int r = 0; r < ROWS; r++) {
+          for (int p = 0; p < 4; p++) {
+            o[r][4 * i + p] = fma(pairs[p], float2(weights[r]), o[r][4 * i + p]);
+          }
+        }
+      }
+    }
+  }
+
+  // Blocks [first, last) of `tiles`, `stride` words apart. What their means add to the scores is computed from the
+  // queries as they came, for BATCH blocks at once.
+  void blocks(const device uint* tiles, size_t stride, int first, int last, const device T* queries,
+              float scale) thread {
+    constexpr int BATCH = STEPS * TOKENS;
+    for (int at = first; at < last; at += BATCH) {
+      float values[LANES];
+      for (int t = 0; t < STEPS; t++) {
+        float2 plain[ROWS][4 * N];
+        for (int r = 0; r < ROWS; r++) {
+          for (int i = 0; i < 4 * N; i++) {
+            const int channel = 8 * (word + i / 4) + i % 4;
+            const device T* x = queries + origins[r] + channel;
+            plain[r][i] = channel < D ? float2(float(x[0]), float(x[4])) : float2(0);
+          }
+        }
+        const int block = min(at + t * TOKENS + token, last - 1);
+        Mean mean;
+        mean.load((const device half*)(tiles + block * stride + Tile<D>::K_MEAN), true, word);
+        dot(mean, plain, values + t * ROWS);
+      }
+      const float means = reduce(values) * scale;
+      for (int n = 0; n < min(BATCH, last - at); n++) {
+        const device uint* tile = tiles + (at + n) * stride;
+        const float mean = simd_shuffle(means, ushort(n % TOKENS * LANES + n / TOKENS * ROWS + lane % ROWS));
+        const int end = (stream + 1) * (BLOCK_TOKENS / STREAMS);
+        for (int from = stream * (BLOCK_TOKENS / STREAMS); from < end; from += STEPS * TOKENS) {
+          Code k[STEPS], v[STEPS];
+          for (int t = 0; t < STEPS; t++) {
+            const int at_token = from + t * TOKENS + token;
+            k[t].load(tile, (const device half*)(tile + Tile<D>::K_SCALES), at_token, word);
+            v[t].load(tile + Tile<D>::V_CODES, (const device half*)(tile + Tile<D>::V_SCALES), at_token, word);
+          }
+          for (int t = 0; t < STEPS; t++) {
+            dot(k[t], q, values + t * ROWS);
+          }
+          accumulate(reduce(values) + mean, v);
+        }
+      }
+    }
+  }
+
+  // keys, values: (tokens, D), of which [first, last) are this threadgroup's.
+  void dense(const device C* keys, const device C* values, int first, int last) thread {
+    for (int from = first + stream * STEPS * TOKENS; from < last; from += STREAMS * STEPS * TOKENS) {
+      Dense k[STEPS], v[STEPS];
+      float scores[LANES];
+      for (int t = 0; t < STEPS; t++) {
+        const int at_token = from + t * TOKENS + token;
+        k[t].load(keys + size_t(at_token) * D, at_token < last, word);
+        v[t].load(values + size_t(at_token) * D, at_token < last, word);
+      }
+      for (int t = 0; t < STEPS; t++) {
+        dot(k[t], q, scores + t * ROWS);
+      }
+      const float score = reduce(scores);
+      const int mine = from + lane % LANES / ROWS * TOKENS + token;
+      accumulate(mine >= low && mine < high ? score : -INFINITY, v);
+    }
+  }
+
+  static int stat(int row, int stream) { return stream * ROWS + row; }
+
+  // Merges the streams in `out` (ROWS x D, over the queries). `stats`: m and l of every row and stream.
+  void merge(threadgroup float* out, threadgroup float* stats) thread {
+    for (int n = ROWS; n < 32; n *= 2) {
+      l += simd_shuffle_xor(l, ushort(n));
+    }
+    if (lane < ROWS) {
+      stats[stat(lane, stream)] = m;
+      stats[STATS + stat(lane, stream)] = l;
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    float top = -INFINITY;
+    for (int n = 0; n < STREAMS; n++) {
+      top = max(top, stats[stat(lane % ROWS, n)]);
+    }
+    const float shrink = m == -INFINITY ? 0.0f : fast::exp2(m - top);
+    for (int r = 0; r < ROWS; r++) {
+      const float x = simd_shuffle(shrink, ushort(r));
+      for (int i = 0; i < 4 * N; i++) {
+        for (int n = LANES; n < 32; n *= 2) {
+          o[r][i].x += simd_shuffle_xor(o[r][i].x, ushort(n));
+          o[r][i].y += simd_shuffle_xor(o[r][i].y, ushort(n));
+        }
+        o[r][i] *= x;
+      }
+    }
+    for (int n = 0; n < STREAMS; n++) {
+      if (n == stream && token == 0) {
+        for (int r = 0; r < ROWS; r++) {
+          for (int i = 0; i < 4 * N; i++) {
+            const int channel = 8 * (word + i / 4) + i % 4;
+            threadgroup float* x = out + r * D + channel;
+            if (channel < D) {
+              x[0] = n == 0 ? o[r][i].x : x[0] + o[r][i].x;
+              x[4] = n == 0 ? o[r][i].y : x[4] + o[r][i].y;
+            }
+          }
+        }
+      }
+      threadgroup_barrier(mem_flags::mem_threadgroup);
+    }
+  }
+};
