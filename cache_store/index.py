@@ -164,7 +164,7 @@ class Index:
             used_ns = os.stat(self.path(entry.key)).st_mtime_ns
         except OSError:
             return None
-        return min(used_ns, time.time_ns())
+        return used_ns if used_ns <= time.time_ns() else None  # a time in the future says nothing
 
     def _refresh(self, path: Path, folder: _Folder, bad: list[Path]) -> None:
         now = time.time_ns()

@@ -31,7 +31,8 @@ from cache_store.room import Room
 
 log = logging.getLogger(__name__)
 
-_READ_ONLY = {errno.EROFS, errno.EACCES, errno.EPERM}
+# With these at start the folder serves reading until the process starts again.
+_READ_ONLY = {errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT}
 
 
 class SnapshotStore:
@@ -77,6 +78,7 @@ class SnapshotStore:
             if error.errno not in _READ_ONLY:
                 raise
             self.read_only = True
+            log.warning("snapshots in %s are for reading only: %s", folder, error)
             self._refresh()
 
     @property
@@ -146,8 +148,9 @@ class SnapshotStore:
         """Store a block, all of it or nothing; True if it is stored now, durably.
 
         A block that is already there is not written again, except that an exact one replaces a
-        continued one. False where budget or free-disk floor cannot be held, the folder is read-only,
-        a newer format version holds the place, or the disk fails (logged once per kind of failure).
+        continued one. False where budget or free-disk floor cannot be held, the parent is not stored, the
+        folder is read-only, a newer format version holds the place, or the disk fails
+        (logged once per kind of failure).
         Raises ValueError for sections or metadata that do not fit the format; no OSError.
         """
         ids = as_token_ids(tokens)
@@ -197,8 +200,11 @@ class SnapshotStore:
         path = self._index.path(key)
         temp = path.with_name(f".{key}.{os.getpid()}.{secrets.token_hex(8)}.tmp")
         keep = {key, parent} if parent else {key}
+        self.folder.mkdir(parents=True, exist_ok=True)
         with self._locked():
             self._refresh()
+            if parent and not os.path.lexists(self._index.path(parent)):
+                return False  # no match could ever reach it
             if not self._room.make(num_bytes, keep):
                 self._report(errno.ENOSPC, f"snapshot {key} of {num_bytes} bytes not stored: {self._room}")
                 return False
