@@ -1,0 +1,139 @@
+"""The C++ of this folder made into one shared library, once per source, flags and compiler.
+
+Knows compilers and files, not what the library does. The library runs on any processor of the
+machine's family: each instruction set is a translation unit of its own, chosen when it is called.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import importlib.metadata
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import platformdirs
+
+SOURCES = Path(__file__).parent
+_FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fno-exceptions", "-fno-rtti", "-fvisibility=hidden")
+# The library may contract a * b + c and set no errno, but NaN and infinity keep their meaning.
+_MATH = ("-ffp-contract=fast", "-fno-math-errno", "-Wno-psabi", "-Wno-unknown-pragmas")
+_X86 = {
+    "avx2": ("-DLANES=8", "-mavx2", "-mfma"),
+    "avx512": ("-DLANES=16", "-mavx2", "-mfma", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"),
+}
+
+
+class BuildError(Exception):
+    """No library could be made. The message says why."""
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """A C++ compiler: how it is called, what identifies it, what it needs to link."""
+
+    command: tuple[str, ...]
+    version: str
+    link: tuple[str, ...] = ()
+
+
+def find_compiler() -> Compiler:
+    """The `ziglang` wheel's clang, else the system's compiler.
+
+    Raises:
+        BuildError: if there is neither.
+    """
+    try:
+        version = importlib.metadata.version("ziglang")
+    except importlib.metadata.PackageNotFoundError:
+        pass
+    else:
+        # zig compiles for the machine at hand unless told not to. Without -nostdlib it would first build
+        # its own runtime, half a minute; libc and pthreads are in the process already.
+        zig = (sys.executable, "-m", "ziglang", "c++", "-mcpu=baseline", "-fno-sanitize=all")
+        return Compiler(zig, f"ziglang {version}", ("-nostdlib",))
+    for name in filter(None, (os.environ.get("CXX"), "c++", "clang++", "g++")):
+        path = shutil.which(name)
+        if path:
+            shown = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
+            return Compiler((path,), shown.stdout, ("-pthread",))
+    raise BuildError("there is no C++ compiler: neither the ziglang package nor c++, clang++ or g++")
+
+
+def library(folder: Path | None = None, compiler: Compiler | None = None, extra: Sequence[str] = ()) -> Path:
+    """The path of the built library, building it if it isn't there yet. Safe to call from many processes.
+
+    Args:
+        folder: where libraries are kept; default: `build` in the user's cache folder.
+        compiler: default: `find_compiler()`.
+        extra: more flags.
+
+    Raises:
+        BuildError: if it cannot be built or stored.
+    """
+    compiler = compiler or find_compiler()
+    folder = folder or platformdirs.user_cache_path("longleaf") / "build"
+    units = _units(extra)
+    path = folder / f"kernels-cpu-{_key(compiler, units)}.so"
+    if path.exists():
+        return path
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with open(path.with_suffix(".lock"), "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not path.exists():
+                with tempfile.TemporaryDirectory(dir=folder) as work:
+                    os.replace(_compile(compiler, units, Path(work)), path)
+    except OSError as error:
+        raise BuildError(f"cannot build in {folder}: {error}") from error
+    return path
+
+
+def _units(extra: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Object name → source and flags."""
+    flags = (*_FLAGS, *_MATH, *extra)
+    sets = {"baseline": ("-DLANES=4",)}
+    if platform.machine().lower() in ("x86_64", "amd64"):
+        sets |= _X86
+    units = {name: ("instruction_set.cpp", f"-DNAME={name}", *of, *flags) for name, of in sets.items()}
+    return {"longleaf": ("longleaf.cpp", *flags), **units}
+
+
+def _key(compiler: Compiler, units: dict[str, tuple[str, ...]]) -> str:
+    digest = hashlib.sha256(repr((compiler, sorted(units.items()), platform.machine(), sys.platform)).encode())
+    for source in sorted((*SOURCES.glob("*.h"), *SOURCES.glob("*.cpp"))):
+        digest.update(source.name.encode() + source.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _compile(compiler: Compiler, units: dict[str, tuple[str, ...]], work: Path) -> Path:
+    """The library in `work`, the units compiled side by side."""
+    objects = [work / f"{name}.o" for name in units]
+    commands = [
+        [*compiler.command, "-c", str(SOURCES / source), *flags, "-o", str(out)]
+        for out, (source, *flags) in zip(objects, units.values(), strict=True)
+    ]
+    running = [_start(command) for command in commands]
+    for command, process in zip(commands, running, strict=True):
+        _finish(command, process)
+    out = work / "library.so"
+    link = [*compiler.command, "-shared", *map(str, objects), *compiler.link, "-o", str(out)]
+    _finish(link, _start(link))
+    return out
+
+
+def _start(command: list[str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def _finish(command: list[str], process: subprocess.Popen[str]) -> None:
+    output, _ = process.communicate()
+    if process.returncode:
+        raise BuildError(f"{' '.join(command)} exited with {process.returncode}: {output[-2000:].strip()}")
