@@ -62,8 +62,8 @@ class DocumentSource:
             raise DocumentFailed(
                 Problem(
                     code="document_mismatch",
-                    detail=f"The text of document {ref.id} ({ref.name}) has the SHA-256 {digest}, but the "
-                    f"job was made for {ref.text_sha256}; upload the document again and make a new job.",
+                    detail=f"the text of document {ref.id} ({ref.name}) has the SHA-256 {digest}, but the "
+                    f"job was made for {ref.text_sha256}; upload the document again and make a new job",
                     params={"document": ref.id, "expected": ref.text_sha256, "actual": digest},
                 )
             )
@@ -91,8 +91,8 @@ class DocumentSource:
                 raise ApiUnreachable(
                     Problem(
                         code="api_unreachable",
-                        detail=f"The worker could not read document {ref.id} from {self._api} for "
-                        f"{self._patience_s:.0f} s ({trouble}); check LONGLEAF_API on the worker's host.",
+                        detail=f"the worker could not read document {ref.id} from {self._api} for "
+                        f"{self._patience_s:.0f} s ({trouble}); check LONGLEAF_API on the worker's host",
                         params={"document": ref.id, "api": self._api},
                     )
                 )
@@ -103,8 +103,8 @@ class DocumentSource:
             raise DocumentFailed(
                 Problem(
                     code="document_gone",
-                    detail=f"Document {ref.id} ({ref.name}) was deleted before the job read it; "
-                    "upload it again and make a new job.",
+                    detail=f"document {ref.id} ({ref.name}) was deleted before the job read it; "
+                    "upload it again and make a new job",
                     params={"document": ref.id},
                 )
             )
@@ -117,7 +117,7 @@ def _refused(ref: DocumentRef, why: str) -> DocumentFailed:
     return DocumentFailed(
         Problem(
             code="document_unreadable",
-            detail=f"Document {ref.id} ({ref.name}) could not be read: {why}.",
+            detail=f"document {ref.id} ({ref.name}) could not be read: {why}",
             params={"document": ref.id},
         )
     )

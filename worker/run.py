@@ -68,7 +68,7 @@ def run_job(context: RunContext, rq_id: str, request: Any) -> None:
     except Exception as error:
         log.exception("%s: the worker failed", rq_id)
         context.resident.respawn()
-        detail = f"The worker failed with {type(error).__name__}: {error}. The job is tried again."
+        detail = f"the worker failed with {type(error).__name__}: {error}; its log has the details"
         attempt.lost(Problem(code="worker_error", detail=detail))
     # RQ's bookkeeping comes after the events: a job that RQ calls finished is finished for the recorder.
     while not context.outbox.flush(0.5) and not context.stop.requested:
@@ -163,8 +163,8 @@ class _Attempt:
             self.lost(
                 Problem(
                     code="engine_crashed",
-                    detail=f"The engine process {gone.describe()} while it worked on this job. A new one is "
-                    "being started and the job is tried again, up to three times in all.",
+                    detail=f"the engine process {gone.describe()} while it worked on this job; "
+                    "the job is tried again until three attempts are lost",
                     params={"returncode": gone.returncode, "attempt": self._request.attempt},
                 )
             )
@@ -241,7 +241,7 @@ def _report_unreadable(context: RunContext, rq_id: str, error: ValidationError) 
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"])
     why = f"{where}: {first['msg']}"
-    detail = f"The worker cannot read the request ({why}); API and workers must be of one version."
+    detail = f"the worker cannot read the request ({why}); API and workers must be of one version"
     log.error("%s: %s", rq_id, detail)
     job_id, _, attempt = rq_id.rpartition("-")
     if job_id and attempt.isdecimal() and int(attempt) > 0:

@@ -1,4 +1,4 @@
-"""The worker's settings, read once from the environment. The API and the CLI use the same names."""
+"""The worker's settings, read once from the environment or `.env`. The API and the CLI use the same names."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 import platformdirs
-from pydantic import AfterValidator, Field, ValidationError
+from pydantic import AfterValidator, ByteSize, Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
@@ -17,8 +17,8 @@ class SettingsError(ValueError):
 
 def default_model() -> str:
     """A small model where there is no GPU, the standard one elsewhere."""
-    without_gpu = sys.platform == "linux" and not Path("/dev/nvidiactl").exists()
-    return "smollm2-135m-instruct" if without_gpu else "mlx-community/Qwen3-4B-Instruct-2507-4bit"
+    has_gpu = sys.platform == "darwin" or Path("/proc/driver/nvidia/version").exists()
+    return "mlx-community/Qwen3-4B-Instruct-2507-4bit" if has_gpu else "smollm2-135m-instruct"
 
 
 def _http_url(value: str) -> str:
@@ -35,7 +35,12 @@ def _redis_url(value: str) -> str:
 
 class Settings(BaseSettings):
     model_config = SettingsConfigDict(
-        env_prefix="LONGLEAF_", extra="ignore", env_ignore_empty=True, protected_namespaces=()
+        env_prefix="LONGLEAF_",
+        env_file=".env",
+        extra="ignore",
+        env_ignore_empty=True,
+        populate_by_name=True,
+        protected_namespaces=(),
     )
 
     data: Path = Field(default_factory=lambda: Path(platformdirs.user_data_dir("longleaf")))
@@ -48,8 +53,8 @@ class Settings(BaseSettings):
     redis_url: Annotated[str, AfterValidator(_redis_url)] = Field(
         default="redis://127.0.0.1:6379/0", validation_alias="REDIS_URL"
     )
-    snapshots_bytes: int = Field(default=20_000_000_000, ge=0)
-    """Budget of the snapshot store."""
+    snapshots_bytes: ByteSize = ByteSize(20_000_000_000)
+    """Budget of the snapshot store; a number of bytes, or with a unit such as 20GB."""
 
 
 def load_settings() -> Settings:

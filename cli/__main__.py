@@ -1,0 +1,266 @@
+"""The `longleaf` command. Exit status: 0 ok, 1 the job failed, 2 refused or misused, 3 no API to reach."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from pydantic import BaseModel, ValidationError
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from cli import up as local
+from cli.client import Client, Job, Refused, Unreachable
+from cli.settings import Settings, SettingsError, load_settings
+from cli.watch import watch
+from jobs import Ask, Prompt, Result, State, Summarize
+
+EXIT_FAILED, EXIT_REFUSED, EXIT_UNREACHABLE, EXIT_INTERRUPTED = 1, 2, 3, 130
+
+app = typer.Typer(
+    help="Ask long documents questions on your own machines.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+out = Console()
+err = Console(stderr=True)
+
+Model = Annotated[str | None, typer.Option(help="Model id; the server's default where absent.")]
+MaxTokens = Annotated[int, typer.Option("--max-tokens", min=1, help="Limit of each answer.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the API's JSON.")]
+Source = Annotated[str, typer.Argument(help="A file (text, Markdown, PDF) or a document id.")]
+Data = Annotated[Path | None, typer.Option(help="Data folder (LONGLEAF_DATA).")]
+
+
+@app.command()
+def up(
+    data: Data = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on (LONGLEAF_HOST).")] = None,
+    port: Annotated[int | None, typer.Option(min=1, max=65535, help="Port (LONGLEAF_PORT).")] = None,
+    model: Annotated[str | None, typer.Option(help="Model to serve (LONGLEAF_MODEL).")] = None,
+) -> None:
+    """Run Redis, the API and a worker here until Ctrl-C."""
+    given = {"data": data, "host": host, "port": port, "model": model}
+    settings = _settings().model_copy(update={k: v for k, v in given.items() if v is not None})
+    raise typer.Exit(local.up(settings))
+
+
+@app.command()
+def down(data: Data = None) -> None:
+    """Stop what `longleaf up` runs on a data folder."""
+    raise typer.Exit(local.down(data or _settings().data))
+
+
+@app.command()
+def submit(
+    source: Source,
+    summarize: Annotated[bool, typer.Option("--summarize", help="Summarise it (the default).")] = False,
+    prompt: Annotated[str | None, typer.Option(help="Your own instruction instead.")] = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Watch the job and print its result.")] = False,
+    model: Model = None,
+    max_tokens: MaxTokens = 512,
+) -> None:
+    """Send a job over a document and print the job's id."""
+    if summarize and prompt is not None:
+        _refuse("--summarize and --prompt exclude each other")
+    with _client() as client:
+        documents = [_document_id(client, source)]
+        spec: Summarize | Prompt
+        with _valid_spec():
+            if prompt is None:
+                spec = Summarize(documents=documents, model=model, max_output_tokens=max_tokens)
+            else:
+                spec = Prompt(
+                    documents=documents, model=model, max_output_tokens=max_tokens, instruction=prompt
+                )
+        job = client.submit(spec)
+        if not wait:
+            print(job.id)
+            return
+        _finish(client, _watch(client, job.id), as_json=False)
+
+
+@app.command()
+def ask(
+    source: Source,
+    questions: Annotated[list[str], typer.Argument(help="One or more questions.")],
+    model: Model = None,
+    max_tokens: MaxTokens = 512,
+    as_json: AsJson = False,
+) -> None:
+    """Ask questions about a document and print the answers."""
+    with _client() as client:
+        documents = [_document_id(client, source)]
+        with _valid_spec():
+            spec = Ask(documents=documents, questions=questions, model=model, max_output_tokens=max_tokens)
+        job = client.submit(spec)
+        _finish(client, _watch(client, job.id), as_json)
+
+
+@app.command()
+def status(job_id: str, as_json: AsJson = False) -> None:
+    """Say where a job stands."""
+    with _client() as client:
+        job = client.job(job_id)
+    if as_json:
+        _print_json(job)
+        return
+    line = f"{job.id}: {job.type}, {job.state.value}"
+    if job.progress is not None and not job.ended:
+        progress = job.progress
+        line += f", {progress.phase} {progress.num_done:,}/{progress.num_total:,} tokens"
+        line += f", {progress.tokens_per_s:,.0f} tokens/s"
+    if job.attempt > 1:
+        line += f", attempt {job.attempt}"
+    print(line)
+    if job.error is not None:
+        print(f"{job.error.code}: {job.error.detail}")
+
+
+@app.command()
+def wait(job_id: str) -> None:
+    """Watch a job until it ends."""
+    with _client() as client:
+        job = _watch(client, job_id)
+        _fail_unless_succeeded(job)
+        print(f"{job.id}: {job.state.value}; `longleaf result {job.id}` prints the result")
+
+
+@app.command()
+def result(job_id: str, as_json: AsJson = False) -> None:
+    """Print what a finished job found."""
+    with _client() as client:
+        _finish(client, client.job(job_id), as_json)
+
+
+@app.command()
+def cancel(job_id: str) -> None:
+    """Stop a job."""
+    with _client() as client:
+        print(f"{job_id}: {client.cancel(job_id).state.value}")
+
+
+@app.command()
+def models() -> None:
+    """List the models that can be asked for."""
+    with _client() as client:
+        found = client.models()
+    table = Table("model", "context", "", box=None, pad_edge=False)
+    for model in found:
+        context = model.get("context_tokens")
+        notes = [word for word in ("default", "available") if model.get(word)]
+        table.add_row(escape(model["id"]), f"{context:,} tokens" if context else "?", ", ".join(notes))
+    out.print(table)
+
+
+def show_result(console: Console, result: Result) -> None:
+    """The answers, each with what it cost."""
+    for output in result.outputs:
+        if output.question is not None:
+            console.print(f"[bold]{escape(output.question)}[/bold]")
+        console.print(output.text.strip(), markup=False, highlight=False, soft_wrap=True)
+        usage, timing = output.usage, output.timing
+        rate = f", {usage.output_tokens / timing.decode_s:,.0f} tokens/s" if timing.decode_s > 0 else ""
+        cut = "; cut at the limit, see --max-tokens" if output.finish_reason == "length" else ""
+        console.print(
+            f"[dim]{usage.prompt_tokens:,} prompt tokens, {usage.cached_tokens:,} of them cached; "
+            f"{usage.output_tokens:,} output tokens{rate}; "
+            f"first token after {timing.time_to_first_token_s:.2f} s{cut}[/dim]\n",
+            highlight=False,
+            soft_wrap=True,
+        )
+
+
+def _finish(client: Client, job: Job, as_json: bool) -> None:
+    _fail_unless_succeeded(job)
+    found = client.result(job.id)
+    if as_json:
+        _print_json(found)
+    else:
+        show_result(out, found)
+
+
+def _fail_unless_succeeded(job: Job) -> None:
+    if job.state is State.SUCCEEDED:
+        return
+    if not job.ended:
+        _refuse(f"{job.id} is {job.state.value}; `longleaf wait {job.id}` watches it")
+    reason = f": {job.error.detail}" if job.error is not None else ""
+    _say(f"{job.id} {job.state.value}{reason}")
+    raise typer.Exit(EXIT_FAILED)
+
+
+def _watch(client: Client, job_id: str) -> Job:
+    try:
+        return watch(client, job_id, err)
+    except KeyboardInterrupt:
+        _say(f"the job goes on; `longleaf wait {job_id}` watches it, `longleaf cancel {job_id}` stops it")
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+
+
+def _document_id(client: Client, source: str) -> str:
+    path = Path(source)
+    if path.is_file():
+        return client.upload(path).id
+    if path.exists() or not re.fullmatch(r"doc_[0-9A-Za-z]+", source):
+        _refuse(f"{source} is neither a file nor a document id (doc_...)")
+    return source
+
+
+@contextmanager
+def _client() -> Iterator[Client]:
+    """A client of the API that the settings name; what it raises becomes a message and an exit status."""
+    try:
+        with Client(_settings().api_url) as client:
+            yield client
+    except Unreachable as error:
+        _say(str(error))
+        raise typer.Exit(EXIT_UNREACHABLE) from None
+    except Refused as error:
+        _say(f"refused: {error}")
+        raise typer.Exit(EXIT_REFUSED) from None
+
+
+@contextmanager
+def _valid_spec() -> Iterator[None]:
+    try:
+        yield
+    except ValidationError as error:
+        first = error.errors()[0]
+        _refuse(f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}")
+
+
+def _settings() -> Settings:
+    try:
+        return load_settings()
+    except SettingsError as error:
+        _refuse(str(error))
+        raise
+
+
+def _refuse(message: str) -> None:
+    _say(message)
+    raise typer.Exit(EXIT_REFUSED)
+
+
+def _say(message: str) -> None:
+    print(f"longleaf: {message}", file=sys.stderr)
+
+
+def _print_json(value: BaseModel) -> None:
+    print(value.model_dump_json(indent=2))
+
+
+def main() -> None:
+    app()
+
+
+if __name__ == "__main__":
+    main()
