@@ -166,9 +166,7 @@ def read_payload(fd: int, header: Header, into: Sequence[memoryview]) -> None:
     flush()
     if any(gap):
         raise BadBlock(path, "gaps between sections", "zeros", "other bytes")
-    for row, digest in zip(table, digests, strict=True):
-        if digest.intdigest() != int(row["xxh3"]):
-            name = bytes(row["name"]).decode(errors="replace")
-            raise BadBlock(
-                path, f"checksum of section {name}", f"{int(row['xxh3']):016x}", digest.hexdigest()
-            )
+    for index, (told, digest) in enumerate(zip(table["xxh3"].tolist(), digests, strict=True)):
+        if digest.intdigest() != told:
+            name = bytes(table["name"][index]).decode(errors="replace")
+            raise BadBlock(path, f"checksum of section {name}", f"{told:016x}", digest.hexdigest())

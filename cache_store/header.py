@@ -49,6 +49,8 @@ ROW = np.dtype(
         ("xxh3", "<u8"),
     ]
 )
+FIELDS = ROW.names or ()
+_ITEM_BYTES = {name.encode(): size for name, size in DTYPE_BYTES.items()}
 # Most headers are read in one piece of this size.
 _PREFETCH_BYTES = 16 << 10
 
@@ -132,9 +134,7 @@ class Header:
             raise BadBlock(self.path, "section offsets", aligned.tolist()[:8], rows["offset"].tolist()[:8])
         if int(starts[-1]) != end:
             raise BadBlock(self.path, "end of the last section", end, int(starts[-1]))
-        item_bytes = np.array(
-            [DTYPE_BYTES.get(bytes(name).decode("latin-1"), 0) for name in rows["dtype"]], float
-        )
+        item_bytes = np.array([_ITEM_BYTES.get(name, 0) for name in rows["dtype"].tolist()], float)
         in_use = np.arange(MAX_DIMS) < rows["num_dims"][:, None]
         # float64 holds every product below 2**53 exactly; a larger one exceeds any size that got here.
         sizes = item_bytes * np.prod(np.where(in_use, rows["shape"], 1).astype(float), axis=1)
@@ -154,14 +154,11 @@ class Header:
     def info(self) -> BlockInfo:
         prelude = self.prelude
         try:
+            # By columns: rows of a structured array cost ten times as much.
+            names, dtypes, num_dims, _, shapes, _, sizes, _ = (self.table[field].tolist() for field in FIELDS)
             sections = tuple(
-                SectionInfo(
-                    bytes(row["name"]).decode(),
-                    bytes(row["dtype"]).decode(),
-                    tuple(row["shape"][: row["num_dims"]].tolist()),
-                    int(row["size"]),
-                )
-                for row in self.table
+                SectionInfo(name.decode(), dtype.decode(), tuple(shape[:dims]), size)
+                for name, dtype, dims, shape, size in zip(names, dtypes, num_dims, shapes, sizes, strict=True)
             )
             meta = json.loads(self.raw[prelude.header_bytes - prelude.meta_bytes : prelude.header_bytes])
         except (ValueError, RecursionError) as error:  # JSON and UTF-8 errors are ValueErrors
