@@ -1,0 +1,184 @@
+"""Kernel text to MLX kernels: one builder per launch. Knows argument lists, not what they mean to attention.
+
+The texts are included by path, so that the string MLX hashes on every call stays short.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+
+from kernels.cuda.plan import SIMPLE_PIECES_PER_CTA, SIMPLE_WARPS, Shape, shared_bytes
+from kernels.formats import TileLayout, rotation
+
+Kernel = Callable[..., list[mx.array]]
+
+_FOLDER = Path(__file__).resolve().parent
+_C_TYPES = {mx.float16: "__half", mx.bfloat16: "__nv_bfloat16", mx.float32: "float"}
+
+
+@cache
+def _head(head_dim: int, file: str) -> str:
+    """The defines of common.cuh and the include of a kernel's text."""
+    outer = head_dim
+    while outer % 2 == 0:
+        outer //= 2
+    outer *= 1 if outer == 1 else 4  # H is H_outer x H_inner with outer 1, 12, 20 or 28
+    inner = head_dim // outer
+    matrix = np.array(mx.hadamard_transform(mx.eye(head_dim, stream=mx.cpu), stream=mx.cpu)) < 0
+    signs = (np.array(rotation(head_dim)) < 0)[:, 0] ^ matrix[:, 0]
+
+    def words(bits: np.ndarray) -> str:
+        padded = np.resize(np.append(bits, np.zeros(-len(bits) % 32, bool)), (-(-len(bits) // 32), 32))
+        return ",".join(f"{sum(1 << i for i in np.flatnonzero(row)):#x}u" for row in padded)
+
+    rows = ",".join(words(row) for row in matrix[::inner, ::inner])
+    return (
+        f"#define LONGLEAF_D {head_dim}\n#define LONGLEAF_INNER {inner}\n"
+        f"#define LONGLEAF_SIGNS {{{words(signs)}}}\n#define LONGLEAF_OUTER {{{rows}}}\n"
+        f'#include "{(_FOLDER / file).as_posix()}"\n'
+    )
+
+
+def _kernel(
+    name: str,
+    head: str,
+    body: str,
+    inputs: list[str],
+    outputs: list[str],
+    *,
+    threads: int,
+    per_sm: int,
+    shared: int = 0,
+) -> Kernel:
+    """A kernel with launch bounds, which MLX's generated signature has no place for."""
+    symbol = f"custom_kernel_{name}"
+    built: Kernel = mx.fast.cuda_kernel(  # type: ignore[assignment]
+        name=name,
+        input_names=inputs,
+        output_names=outputs,
+        source=f"#undef {symbol}\n{body}",
+        header=f"{head}#define {symbol} __launch_bounds__({threads}, {per_sm}) {symbol}\n",
+        ensure_row_contiguous=False,
+        shared_memory=shared,
+    )
+    return built
+
+
+def _strided(c_type: str, name: str, axes: str) -> str:
+    """A `Strided` of an MLX array; `axes` names its axes out of b, h, n and d."""
+    strides = ", ".join(f"{name}_strides[{axes.index(a)}]" if a in axes else "0" for a in "bhnd")
+    return f"::longleaf::Strided<{c_type}>{{{name}, {strides}}}"
+
+
+@cache
+def split_kernel(
+    head_dim: int,
+    dtype: mx.Dtype,
+    shape: Shape | None,
+    bulk: bool,
+    scale: float,
+    window: int,
+    has_sinks: bool,
+    has_tiles: bool,
+    has_lengths: bool,
+) -> tuple[Kernel, tuple[bool, bool, bool]]:
+    """The first launch: q, tail_k, tail_v [, sinks_k, sinks_v] [, tiles] [, lengths] → po, pl.
+
+    shape: the tensor-core build, or None for the float32 one.
+    """
+    t = _C_TYPES[dtype]
+    sinks_k, sinks_v = ("sinks_k", "sinks_v") if has_sinks else ("tail_k", "tail_v")
+    axes = "hnd" if has_sinks else "bhnd"
+    per_cta = shape.warps if shape else SIMPLE_PIECES_PER_CTA
+    rows, step = (shape.rows, 16) if shape else (SIMPLE_WARPS, 32)
+    body = f"""extern __shared__ __align__(128) unsigned char smem[];
+const ::longleaf::Call<{t}> call = {{
+  {_strided(t, "q", "bhnd")},
+  {_strided(t, sinks_k, axes)}, {_strided(t, sinks_v, axes)},
+  {_strided(t, "tail_k", "bhnd")}, {_strided(t, "tail_v", "bhnd")},
+  {"tiles, tiles_strides[0], tiles_strides[1]" if has_tiles else "nullptr, 0, 0"},
+  {"lengths" if has_lengths else "nullptr"},
+  q_shape[0], tail_k_shape[1], q_shape[1] / tail_k_shape[1], q_shape[2],
+  {"sinks_k_shape[1]" if has_sinks else "0"}, tail_k_shape[2], {"tiles_shape[0]" if has_tiles else "0"},
+  {window}, {scale * 1.4426950408889634:.9e}f}};
+const int touched = ::longleaf::batches_touched({rows}, call.rows_per_batch(), call.batch);
+const int dense = ::longleaf::pieces(call.num_sinks, {step}) + touched * ::longleaf::pieces(call.num_tail, {step});
+const int dense_ctas = min((int)gridDim.y, max(1, ::longleaf::pieces(dense, {per_cta})));
+"""
+    if shape is None:
+        name, threads, per_sm = f"longleaf_simple_{head_dim}", 32 * SIMPLE_WARPS, 1
+        shared = 4 * (32 * (head_dim + 1) + 2 * SIMPLE_WARPS * head_dim)
+        body += f"::longleaf::simple_split<{t}>(call, dense_ctas, smem, po, pl);"
+        head = _head(head_dim, "simple.cuh")
+    else:
+        threads, per_sm, shared = 32 * shape.warps, shape.per_sm, shared_bytes(head_dim, shape)
+        name = f"longleaf_split_{head_dim}_{shape.row_tiles}_{shape.warps}_{shape.stages}"
+        flags = f"{int(shape.queries_shared)}, {int(bulk)}"
+        sizes = f"{shape.row_tiles}, {shape.warps}, {shape.stages}"
+        body += f"static_assert(::longleaf::Shared<{sizes}>::BYTES == {shared});\n"
+        body += f"::longleaf::split<{t}, {sizes}, {flags}>(call, dense_ctas, smem, po, pl);"
+        head = _head(head_dim, "split.cuh")
+    inputs = ["q", "tail_k", "tail_v"]
+    inputs += ["sinks_k", "sinks_v"] if has_sinks else []
+    inputs += ["tiles"] if has_tiles else []
+    inputs += ["lengths"] if has_lengths else []
+    built = _kernel(name, head, body, inputs, ["po", "pl"], threads=threads, per_sm=per_sm, shared=shared)
+    return built, (has_sinks, has_tiles, has_lengths)
+
+
+@cache
+def combine_kernel(head_dim: int, dtype: mx.Dtype, logits: mx.Dtype | None) -> Kernel:
+    """The second launch: po (H, partials, B, group, Sq, D), pl [, logits] → out."""
+    body = (
+        f"::longleaf::combine<{_C_TYPES[dtype]}, {_C_TYPES[logits] if logits else 'float'}>(po, pl, "
+        f"{'logits' if logits else 'nullptr'}, out, po_shape[1], po_shape[2] * po_shape[3] * po_shape[4], "
+        "po_shape[3], po_shape[4]);"
+    )
+    inputs = ["po", "pl", "logits"] if logits else ["po", "pl"]
+    name = f"longleaf_combine_{head_dim}"
+    return _kernel(name, _head(head_dim, "combine.cuh"), body, inputs, ["out"], threads=512, per_sm=1)
+
+
+@cache
+def encode_kernel(head_dim: int, dtype: mx.Dtype) -> Kernel:
+    """k, v (H, 128 * NB, D) → tiles."""
+    t = _C_TYPES[dtype]
+    body = f"::longleaf::encode<{t}>({_strided(t, 'k', 'hnd')}, {_strided(t, 'v', 'hnd')}, tiles);"
+    head = _head(head_dim, "codec.cuh")
+    return _kernel(f"longleaf_encode_{head_dim}", head, body, ["k", "v"], ["tiles"], threads=256, per_sm=1)
+
+
+@cache
+def decode_kernel(head_dim: int, dtype: mx.Dtype) -> Kernel:
+    """tiles → k, v (H, 128 * NB, D)."""
+    body = f"::longleaf::decode<{_C_TYPES[dtype]}>(tiles, k, v);"
+    head = _head(head_dim, "codec.cuh")
+    return _kernel(f"longleaf_decode_{head_dim}", head, body, ["tiles"], ["k", "v"], threads=256, per_sm=1)
+
+
+@cache
+def reorder_kernel(head_dim: int, to_device: bool) -> Kernel:
+    """tiles → tiles in the other order."""
+    tile_bytes = TileLayout(head_dim).tile_bytes
+    staged = 2 * tile_bytes <= 98304
+    body = (
+        "extern __shared__ __align__(128) unsigned char smem[];\n"
+        f"static_assert(::longleaf::TILE == {tile_bytes} && ::longleaf::REORDER_STAGED == {int(staged)});\n"
+        f"::longleaf::reorder<{'true' if to_device else 'false'}>(tiles, out, (unsigned int*)smem);"
+    )
+    name = f"longleaf_{'to' if to_device else 'from'}_device_order_{head_dim}"
+    return _kernel(
+        name,
+        _head(head_dim, "codec.cuh"),
+        body,
+        ["tiles"],
+        ["out"],
+        threads=256,
+        per_sm=1,
+        shared=tile_bytes * (2 if staged else 1),
+    )
