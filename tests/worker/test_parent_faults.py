@@ -14,9 +14,9 @@ import pytest
 from redis import Redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
-from rig import MODEL, ROOT, Rig, make_rig, open_gate, wait_gone
 
 from jobs import RUN_FUNCTION, EventType, Problem
+from tests.worker.rig import MODEL, ROOT, Rig, make_rig, open_gate, wait_gone
 from worker.__main__ import CannotStart, wait_for_redis
 from worker.stop import StopRequest
 

@@ -1,0 +1,126 @@
+"""The `longleaf` command as a shell sees it: output and exit status."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.fake_api import JOB, Request, fake_api, sse
+
+ROOT = Path(__file__).parents[2]
+RESULT = {
+    "type": "ask",
+    "model": "m",
+    "outputs": [
+        {
+            "text": "Forty-two.",
+            "question": "How many?",
+            "finish_reason": "stop",
+            "usage": {
+                "prompt_tokens": 1000,
+                "cached_tokens": 960,
+                "prefilled_tokens": 40,
+                "output_tokens": 3,
+            },
+            "timing": {"decode_s": 1.0, "time_to_first_token_s": 0.25},
+            "prefix": "exact",
+        }
+    ],
+    "usage": {},
+    "timing": {},
+}
+
+
+def longleaf(folder: Path, *words: str, api: str = "http://127.0.0.1:1") -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "LONGLEAF_API": api, "LONGLEAF_DATA": str(folder), "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [sys.executable, "-m", "cli", *words], env=env, cwd=folder, capture_output=True, text=True, timeout=60
+    )
+
+
+def finished_job(request: Request) -> None:
+    if request.path == "/v1/jobs":
+        request.reply(202, JOB)
+    elif request.path.endswith("/events"):
+        request.stream(sse(1, "job.started") + sse(2, "job.succeeded"))
+    elif request.path.endswith("/result"):
+        request.reply(200, RESULT)
+    else:
+        request.reply(200, {**JOB, "state": "succeeded"})
+
+
+def failed_job(request: Request) -> None:
+    if request.path.endswith("/events"):
+        request.stream(sse(1, "job.failed"))
+    elif request.path == "/v1/jobs":
+        request.reply(202, JOB)
+    else:
+        error = {"code": "engine_crashed", "detail": "three attempts were lost"}
+        request.reply(200, {**JOB, "state": "failed", "error": error})
+
+
+def test_answer_is_printed_with_what_it_cost(tmp_path: Path) -> None:
+    with fake_api(finished_job) as url:
+        done = longleaf(tmp_path, "ask", "doc_1", "How many?", api=url)
+    assert done.returncode == 0
+    assert "Forty-two." in done.stdout
+    assert "1,000 prompt tokens, 960 of them cached" in done.stdout
+    assert "first token after 0.25 s" in done.stdout
+
+
+def test_result_as_json_is_the_result_alone(tmp_path: Path) -> None:
+    with fake_api(finished_job) as url:
+        done = longleaf(tmp_path, "result", "job_1", "--json", api=url)
+    assert json.loads(done.stdout)["outputs"][0]["text"] == "Forty-two."
+
+
+def test_submit_prints_the_job_id_alone(tmp_path: Path) -> None:
+    with fake_api(finished_job) as url:
+        done = longleaf(tmp_path, "submit", "doc_1", "--prompt", "List the names.", api=url)
+    assert (done.returncode, done.stdout) == (0, "job_1\n")
+
+
+def test_failed_job_exits_with_1_and_its_reason(tmp_path: Path) -> None:
+    with fake_api(failed_job) as url:
+        done = longleaf(tmp_path, "ask", "doc_1", "How many?", api=url)
+    assert done.returncode == 1
+    assert "three attempts were lost" in done.stderr
+
+
+def test_refusal_exits_with_2_and_the_detail(tmp_path: Path) -> None:
+    detail = "the document has 9,000 tokens, the model reads 8,192"
+    problem = {"code": "context_exceeded", "detail": detail}
+    with fake_api(lambda request: request.reply(413, problem)) as url:
+        done = longleaf(tmp_path, "ask", "doc_1", "How many?", api=url)
+    assert done.returncode == 2
+    assert detail in done.stderr
+
+
+@pytest.mark.parametrize("source", ["missing.txt", ".", "doc_1/../x"])
+def test_source_that_is_neither_file_nor_id_is_refused(tmp_path: Path, source: str) -> None:
+    done = longleaf(tmp_path, "ask", source, "How many?")
+    assert done.returncode == 2
+    assert "neither a file nor a document id" in done.stderr
+
+
+def test_missing_api_exits_with_3_and_says_how_to_start_it(tmp_path: Path) -> None:
+    done = longleaf(tmp_path, "status", "job_1")
+    assert done.returncode == 3
+    assert "longleaf up" in done.stderr
+
+
+def test_bad_setting_is_named(tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text("LONGLEAF_PORT=many\n")
+    done = longleaf(tmp_path, "models")
+    assert done.returncode == 2
+    assert "LONGLEAF_PORT='many' is not accepted" in done.stderr
+
+
+def test_contradicting_options_are_refused(tmp_path: Path) -> None:
+    done = longleaf(tmp_path, "submit", "doc_1", "--summarize", "--prompt", "x")
+    assert done.returncode == 2
