@@ -50,6 +50,10 @@ class Api:
     server: Server
     redis: redis.Redis
 
+    @property
+    def url(self) -> str:
+        return str(self.http.base_url).rstrip("/")
+
     def upload(self, text: str = "One two three.", name: str = "a.txt") -> str:
         answer = self.http.post("/v1/documents", files={"file": (name, text.encode())})
         assert answer.status_code in (200, 201), answer.text

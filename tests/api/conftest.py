@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import redis
 from api_rig import MODEL, Api, FakeWorker, running, write_model_folder
 
 from api.migrate import upgrade
@@ -21,21 +22,36 @@ def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture
-def settings(tmp_path: Path, empty_database: Path, redis_url: str) -> Settings:
-    data = tmp_path / "data"
+def make_settings(folder: Path, empty_database: Path, redis_url: str) -> Settings:
+    data = folder / "data"
     data.mkdir()
     shutil.copy(empty_database, data / "longleaf.db")
-    write_model_folder(tmp_path / "models")
+    write_model_folder(folder / "models")
     return Settings(
         data=data,
-        models=tmp_path / "models",
+        models=folder / "models",
         model=MODEL,
         port=0,
         redis_url=redis_url,
         max_upload_bytes=200_000,
         reconcile_s=0.05,
     )
+
+
+@pytest.fixture
+def settings(tmp_path: Path, empty_database: Path, redis_url: str) -> Settings:
+    return make_settings(tmp_path, empty_database, redis_url)
+
+
+@pytest.fixture(scope="module")
+def shared_api(
+    tmp_path_factory: pytest.TempPathFactory, empty_database: Path, redis_server: str
+) -> Iterator[Api]:
+    """One API for all tests of a module that leave nothing behind which another one minds."""
+    with redis.Redis.from_url(redis_server) as client:
+        client.flushall()
+    with running(make_settings(tmp_path_factory.mktemp("api"), empty_database, redis_server)) as made:
+        yield made
 
 
 @pytest.fixture
