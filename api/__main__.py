@@ -6,6 +6,7 @@ import errno
 import logging
 import socket
 import sys
+from contextlib import suppress
 
 import uvicorn
 from fastapi import FastAPI
@@ -75,7 +76,9 @@ def main() -> int:
     host, port = sock.getsockname()[:2]
     logging.getLogger("api").info("listening on http://%s:%d, data in %s", host, port, settings.data)
     server = make_server(settings)
-    server.run(sockets=[sock])
+    # After its orderly stop uvicorn raises the signal again, which is no news to anyone.
+    with suppress(KeyboardInterrupt):
+        server.run(sockets=[sock])
     return 0 if server.started else 1
 
 

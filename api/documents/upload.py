@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import tempfile
 from collections.abc import AsyncGenerator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Annotated, Any
 
 import anyio.to_thread
 from fastapi import Request
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
@@ -23,13 +24,26 @@ ENVELOPE_BYTES = 64 * 1024
 """Multipart boundaries, part headers and the other fields, over the file itself."""
 
 
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def _encodable(value: str) -> str:
+    # JSON can spell half of a surrogate pair, which is no character and has no UTF-8.
+    if _SURROGATE.search(value):
+        raise ValueError("a surrogate without its other half is not text")
+    return value
+
+
+Unicode = Annotated[str, AfterValidator(_encodable)]
+
+
 class JsonDocument(BaseModel):
     """A document as JSON, instead of a file."""
 
     model_config = ConfigDict(extra="forbid")
 
-    name: str
-    text: str
+    name: Unicode
+    text: Unicode
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,4 +168,5 @@ def _keep(file: UploadFile, name: str) -> Upload:
 def clean_name(name: str | None) -> str:
     """The last part of a path, printable, at most 255 characters."""
     last = PurePosixPath((name or "").replace("\\", "/")).name
-    return "".join(c for c in last if c.isprintable() and not "\ud800" <= c <= "\udfff")[:255] or "document"
+    kept = "".join(c for c in last if c.isprintable())[:255]
+    return kept if kept.strip(". ") else "document"

@@ -62,5 +62,6 @@ async def _stream(services: Services, job_id: str, after: int) -> AsyncIterator[
 
 
 def _format(row: JobEvent) -> bytes:
-    data = json.dumps(row.data, ensure_ascii=False, allow_nan=False)
+    # ASCII: U+2028 and its like are no line ends in this format, but many clients take them for one.
+    data = json.dumps(row.data, allow_nan=False)
     return f"id: {row.seq}\nevent: {row.type}\ndata: {data}\n\n".encode()

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import anyio.to_thread
 from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.responses import JSONResponse
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from api.documents.upload import read_json
 from api.models import Job
@@ -19,7 +19,7 @@ from api.routes.documents import not_found as document_not_found
 from api.routes.paging import After, Limit, iso, page
 from api.services import Services, ServicesDep
 from api.store import Busy, Finished
-from jobs import TERMINAL, JobSpec, State, parse_spec
+from jobs import TERMINAL, Ask, JobSpec, Prompt, State, Summarize, parse_spec
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
@@ -30,7 +30,12 @@ _SPEC_SCHEMA = {
     "requestBody": {
         "required": True,
         "content": {
-            "application/json": {"schema": TypeAdapter(JobSpec).json_schema(ref_template="#/{model}")}
+            "application/json": {
+                "schema": {
+                    "oneOf": [model.model_json_schema() for model in (Summarize, Ask, Prompt)],
+                    "discriminator": {"propertyName": "type"},
+                }
+            }
         },
     }
 }
