@@ -1,0 +1,93 @@
+"""`longleaf up`: one command that starts everything, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cli import Client
+from tests.e2e.stack import descendants, end, environment, free_port, start, wait_gone, wait_ready
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+
+
+class Up:
+    def __init__(self, folder: Path) -> None:
+        self.port = free_port()
+        self.data = folder / "data"
+        self.env = environment(self.data, self.port)
+        self.env.pop("REDIS_URL", None)
+        self.log = folder / "log"
+        self.process = self.start()
+
+    def start(self) -> subprocess.Popen[bytes]:
+        self.process = start(self.log, self.env, "cli", "up")
+        with Client(f"http://127.0.0.1:{self.port}") as client:
+            wait_ready(client, self.process, self.log)
+        return self.process
+
+    def longleaf(self, *words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "cli", *words]
+        return subprocess.run(
+            command, env=self.env, cwd=self.log.parent, capture_output=True, text=True, check=False
+        )
+
+
+@pytest.fixture
+def up(tmp_path: Path) -> Iterator[Up]:
+    found = Up(tmp_path)
+    try:
+        yield found
+    finally:
+        end(found.process)
+
+
+def test_ctrl_c_leaves_no_process_and_no_claim(up: Up) -> None:
+    below = descendants(up.process.pid)
+    assert len(below) >= 4, "redis, api, worker and engine"
+    up.process.send_signal(signal.SIGINT)
+    assert up.process.wait(60) == 0
+    assert wait_gone(below) == []
+    assert not (up.data / "up.json").exists()
+    assert f"ready: http://127.0.0.1:{up.port}\n" in up.log.read_text()
+
+
+def test_second_up_says_what_is_running(up: Up) -> None:
+    second = up.longleaf("up", "--port", str(free_port()))
+    assert second.returncode == 2
+    assert f"http://127.0.0.1:{up.port}, process {up.process.pid}" in second.stderr
+    assert up.process.poll() is None
+
+
+def test_killed_up_takes_everything_with_it_and_blocks_nothing(up: Up) -> None:
+    below = descendants(up.process.pid)
+    up.process.kill()
+    up.process.wait()
+    up.start()
+    assert wait_gone(below) == []
+
+
+def test_down_stops_it(up: Up) -> None:
+    below = descendants(up.process.pid)
+    stopped = up.longleaf("down")
+    assert (stopped.returncode, stopped.stdout) == (0, "stopped\n")
+    assert up.process.wait(10) == 0
+    assert wait_gone(below) == []
+    assert up.longleaf("down").stdout.startswith("nothing runs on")
+
+
+def test_death_of_one_part_stops_the_rest_and_is_told(up: Up) -> None:
+    below = descendants(up.process.pid)
+    table = subprocess.run(["ps", "-A", "-o", "pid=,args="], capture_output=True, text=True, check=True)
+    lines = [line.split(None, 1) for line in table.stdout.splitlines()]
+    (api,) = [int(pid) for pid, args in lines if int(pid) in below and args.endswith("-m api")]
+    os.kill(api, signal.SIGKILL)
+    assert up.process.wait(60) == 1
+    assert wait_gone(below) == []
+    assert "api (exit -9)" in up.log.read_text()
