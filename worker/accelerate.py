@@ -39,8 +39,9 @@ def prepare_cpu(cache_dir: Path | None = None) -> bool:
     """Send the matrix products of a CPU-only MLX on Linux to OpenBLAS; call before MLX is imported.
 
     True when it is in force. False where it does not apply (macOS, a GPU build of MLX) and, with one
-    warning, where it could not be done. Sets OPENBLAS_NUM_THREADS to the number of usable cores
-    unless the environment has it. `cache_dir` is for the built library, default the user's cache.
+    warning, where it could not be done. Sets OPENBLAS_NUM_THREADS to one less than the usable cores
+    unless the environment has it: its threads wait for each other spinning, so with a core taken by
+    anything else all of them stand still, and a product takes several times as long. `cache_dir` is for the built library, default the user's cache.
     """
     global _shim
     if _shim is not None:
@@ -50,7 +51,7 @@ def prepare_cpu(cache_dir: Path | None = None) -> bool:
     try:
         if "mlx.core" in sys.modules:
             raise _Unavailable("MLX was imported before it could be prepared")
-        os.environ.setdefault("OPENBLAS_NUM_THREADS", str(len(os.sched_getaffinity(0))))
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) - 1)))
         openblas = _openblas()
         shim = _built(cache_dir or Path(platformdirs.user_cache_dir("longleaf")) / "shim")
         # The shim's symbols come from OpenBLAS, libmlx's from the shim: global, and in this order.
