@@ -1,0 +1,14 @@
+"""The checks notice small changes to correct kernels: a sample; all: `python -m tests.metal.mutants`."""
+
+from tests.metal.mutants import ORIGINALS, all_mutants, killed_by
+
+SAMPLE = all_mutants()[::11]
+
+
+def test_the_originals_pass():
+    for source, differs in ORIGINALS.values():
+        assert not differs(source)
+
+
+def test_a_sample_of_mutants_is_noticed():
+    assert [(m.kernel, m.what) for m in SAMPLE if killed_by(m) is None] == []
