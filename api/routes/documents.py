@@ -94,7 +94,7 @@ def delete_document(document_id: str, services: ServicesDep) -> Response:
         raise ApiError(
             409,
             "document_in_use",
-            f"job {error} reads {document_id} and is not finished; wait for it or cancel it",
+            f"{error} reads {document_id} and is not finished; wait for it or cancel it",
             params={"job": str(error)},
         ) from None
     return Response(status_code=204)
