@@ -196,8 +196,8 @@ def _pointer(x: npt.NDArray[np.generic]) -> int:
     return address
 
 
-def _numpy_dtype(dtype: mx.Dtype) -> type[np.generic]:
-    return {mx.float32: np.float32, mx.float16: np.float16, mx.bfloat16: np.uint16}[dtype]
+def _numpy_dtype(dtype: mx.Dtype) -> npt.DTypeLike:
+    return np.dtype({mx.float32: np.float32, mx.float16: np.float16}.get(dtype, np.uint16))
 
 
 def _plain(x: mx.array) -> mx.array:

@@ -44,12 +44,9 @@ class Compiler:
     link: tuple[str, ...] = ()
 
 
-def find_compiler() -> Compiler:
-    """The `ziglang` wheel's clang, else the system's compiler.
-
-    Raises:
-        BuildError: if there is neither.
-    """
+def compilers() -> list[Compiler]:
+    """The compilers there are, in the order they are tried: the `ziglang` wheel's clang, the system's."""
+    found = []
     try:
         version = importlib.metadata.version("ziglang")
     except importlib.metadata.PackageNotFoundError:
@@ -58,28 +55,40 @@ def find_compiler() -> Compiler:
         # zig compiles for the machine at hand unless told not to. Without -nostdlib it would first build
         # its own runtime, half a minute; libc and pthreads are in the process already.
         zig = (sys.executable, "-m", "ziglang", "c++", "-mcpu=baseline", "-fno-sanitize=all")
-        return Compiler(zig, f"ziglang {version}", ("-nostdlib",))
-    for name in filter(None, (os.environ.get("CXX"), "c++", "clang++", "g++")):
-        path = shutil.which(name)
-        if path:
-            shown = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
-            return Compiler((path,), shown.stdout, ("-pthread",))
-    raise BuildError("there is no C++ compiler: neither the ziglang package nor c++, clang++ or g++")
+        found.append(Compiler(zig, f"ziglang {version}", ("-nostdlib",)))
+    names = filter(None, (os.environ.get("CXX"), "c++", "clang++", "g++"))
+    path = next(filter(None, map(shutil.which, names)), None)
+    if path:
+        shown = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
+        found.append(Compiler((path,), shown.stdout, ("-pthread",)))
+    return found
 
 
-def library(folder: Path | None = None, compiler: Compiler | None = None, extra: Sequence[str] = ()) -> Path:
-    """The path of the built library, building it if it isn't there yet. Safe to call from many processes.
+def library(folder: Path | None = None, extra: Sequence[str] = ()) -> Path:
+    """The path of the library, built with the first compiler that can if it isn't there yet.
+
+    Safe to call from many processes at once.
 
     Args:
         folder: where libraries are kept; default: `build` in the user's cache folder.
-        compiler: default: `find_compiler()`.
         extra: more flags.
 
     Raises:
-        BuildError: if it cannot be built or stored.
+        BuildError: if there is no compiler, none can build it, or it can't be stored.
     """
-    compiler = compiler or find_compiler()
-    folder = folder or platformdirs.user_cache_path("longleaf") / "build"
+    failures = []
+    for compiler in compilers():
+        try:
+            return build(compiler, folder or platformdirs.user_cache_path("longleaf") / "build", extra)
+        except BuildError as error:
+            failures.append(str(error))
+    raise BuildError(
+        "; ".join(failures) or "there is no C++ compiler: neither the ziglang package nor c++, clang++ or g++"
+    )
+
+
+def build(compiler: Compiler, folder: Path, extra: Sequence[str] = ()) -> Path:
+    """The path of the library that this compiler makes, in `folder`, building it if it isn't there yet."""
     units = _units(extra)
     path = folder / f"kernels-cpu-{_key(compiler, units)}.so"
     if path.exists():
@@ -99,7 +108,7 @@ def library(folder: Path | None = None, compiler: Compiler | None = None, extra:
 def _units(extra: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """Object name → source and flags."""
     flags = (*_FLAGS, *_MATH, *extra)
-    sets = {"baseline": ("-DLANES=4",)}
+    sets: dict[str, tuple[str, ...]] = {"baseline": ("-DLANES=4",)}
     if platform.machine().lower() in ("x86_64", "amd64"):
         sets |= _X86
     units = {name: ("instruction_set.cpp", f"-DNAME={name}", *of, *flags) for name, of in sets.items()}
@@ -107,7 +116,9 @@ def _units(extra: Sequence[str]) -> dict[str, tuple[str, ...]]:
 
 
 def _key(compiler: Compiler, units: dict[str, tuple[str, ...]]) -> str:
-    digest = hashlib.sha256(repr((compiler, sorted(units.items()), platform.machine(), sys.platform)).encode())
+    # Not the compiler's path: every environment's ziglang of one version makes the same library.
+    made_by = (compiler.version, compiler.command[1:], compiler.link, platform.machine(), sys.platform)
+    digest = hashlib.sha256(repr((made_by, sorted(units.items()))).encode())
     for source in sorted((*SOURCES.glob("*.h"), *SOURCES.glob("*.cpp"))):
         digest.update(source.name.encode() + source.read_bytes())
     return digest.hexdigest()[:16]
@@ -120,20 +131,25 @@ def _compile(compiler: Compiler, units: dict[str, tuple[str, ...]], work: Path) 
         [*compiler.command, "-c", str(SOURCES / source), *flags, "-o", str(out)]
         for out, (source, *flags) in zip(objects, units.values(), strict=True)
     ]
-    running = [_start(command) for command in commands]
-    for command, process in zip(commands, running, strict=True):
-        _finish(command, process)
+    _run(commands, work)
     out = work / "library.so"
     link = [*compiler.command, "-shared", *map(str, objects), *compiler.link, "-o", str(out)]
-    _finish(link, _start(link))
+    _run([link], work)
     return out
 
 
-def _start(command: list[str]) -> subprocess.Popen[str]:
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-
-
-def _finish(command: list[str], process: subprocess.Popen[str]) -> None:
-    output, _ = process.communicate()
-    if process.returncode:
-        raise BuildError(f"{' '.join(command)} exited with {process.returncode}: {output[-2000:].strip()}")
+def _run(commands: list[list[str]], work: Path) -> None:
+    """All of them side by side; every one has ended when this returns or raises."""
+    # What zig keeps between runs would otherwise go to the user's home, which may not be writable.
+    kept = {"ZIG_GLOBAL_CACHE_DIR": str(work / "zig"), "ZIG_LOCAL_CACHE_DIR": str(work / "zig")}
+    running = [
+        subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ | kept
+        )
+        for command in commands
+    ]
+    outputs = [process.communicate()[0] for process in running]
+    for command, process, output in zip(commands, running, outputs, strict=True):
+        if process.returncode:
+            said = output[-2000:].strip()
+            raise BuildError(f"{' '.join(command)} exited with {process.returncode}: {said}")
