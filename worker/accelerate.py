@@ -41,7 +41,8 @@ def prepare_cpu(cache_dir: Path | None = None) -> bool:
     True when it is in force. False where it does not apply (macOS, a GPU build of MLX) and, with one
     warning, where it could not be done. Sets OPENBLAS_NUM_THREADS to one less than the usable cores
     unless the environment has it: its threads wait for each other spinning, so with a core taken by
-    anything else all of them stand still, and a product takes several times as long. `cache_dir` is for the built library, default the user's cache.
+    anything else all of them stand still, and a product takes several times as long. `cache_dir` is
+    for the built library, default the user's cache.
     """
     global _shim
     if _shim is not None:
