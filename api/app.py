@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import re
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
+import anyio
 import anyio.to_thread
 import redis.asyncio
 from fastapi import FastAPI
@@ -30,7 +30,7 @@ from api.services import Services
 from api.settings import Settings
 from api.store import JobStore
 
-log = logging.getLogger(__name__)
+NUM_READERS = 4
 
 
 def create_app(settings: Settings) -> FastAPI:
@@ -59,6 +59,7 @@ def create_app(settings: Settings) -> FastAPI:
             queue=queue,
             folders=ModelFolders(settings.models),
             notifier=notifier,
+            readers=anyio.CapacityLimiter(NUM_READERS),
         )
         reconciler = Reconciler(
             job_store, queue, lost_after_s=settings.lost_after_s, gone_after_s=settings.gone_after_s

@@ -19,6 +19,7 @@ from rq import Queue
 from rq.exceptions import DuplicateJobError
 from rq.job import Job as RQJob
 from rq.serializers import JSONSerializer
+from sqlalchemy.exc import OperationalError
 
 from api.models import Job
 from api.store import JobStore
@@ -67,11 +68,11 @@ class JobQueue:
             self._store.mark_handed_out(job.id, job.attempt)
 
     def try_follow(self, job: Job) -> None:
-        """The same, where the caller cannot do anything about a Redis that is away."""
+        """The same, where the job is safe already and the caller could do nothing about a failure."""
         try:
             self.follow(job)
-        except (RedisError, OSError) as error:
-            log.warning("%s stays with the reconciler, Redis is not reachable: %s", job.id, error)
+        except (RedisError, OSError, OperationalError) as error:
+            log.warning("%s stays with the reconciler: %s", job.id, error)
 
     def control(self, job_id: str, *, cancel: bool, min_attempt: int = 1) -> None:
         value = Control(cancel=cancel, min_attempt=min_attempt).model_dump_json()

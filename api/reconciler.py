@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable
 
+import anyio
 import anyio.to_thread
 from redis.exceptions import RedisError
 from sqlalchemy.exc import OperationalError
@@ -46,9 +47,10 @@ class Reconciler:
     async def run(self, every_s: float) -> None:
         """Compare until cancelled, through any outage."""
         is_away = False
+        thread = anyio.CapacityLimiter(1)
         while True:
             try:
-                await anyio.to_thread.run_sync(self.compare)
+                await anyio.to_thread.run_sync(self.compare, limiter=thread)
                 is_away = False
             except (RedisError, OSError, OperationalError) as error:
                 if not is_away:
@@ -72,19 +74,34 @@ class Reconciler:
         unfinished = self._store.unfinished()
         missing: dict[tuple[str, int], float] = {}
         for job in unfinished:
-            if job.state != State.QUEUED or not job.handed_out:
-                self._queue.follow(job)
-            limit_s = self._limit_s(job, statuses, listed)
-            if limit_s is None:
+            try:
+                since = self._compare_job(job, statuses, listed, backlog_s)
+            except (RedisError, OSError, OperationalError):
+                raise
+            except Exception:
+                # One job that cannot be handed out must not keep the others from it.
+                log.exception("%s could not be compared", job.id)
                 continue
-            since = self._missing_since.get((job.id, job.attempt), self._clock())
-            missing[job.id, job.attempt] = since
-            # An event older than the silence may still tell how the attempt ended.
-            silence_s = self._clock() - since
-            if silence_s >= limit_s and backlog_s < silence_s:
-                self._take_back(job)
+            if since is not None:
+                missing[job.id, job.attempt] = since
         self._missing_since = missing
         self._stop_stale(statuses, listed, {job.id: job for job in unfinished})
+
+    def _compare_job(
+        self, job: Job, statuses: Statuses, listed: dict[str, str], backlog_s: float
+    ) -> float | None:
+        """Hand out or take back. Returns since when nobody has the job, None where somebody does."""
+        if job.state != State.QUEUED or not job.handed_out:
+            self._queue.follow(job)
+        limit_s = self._limit_s(job, statuses, listed)
+        if limit_s is None:
+            return None
+        since = self._missing_since.get((job.id, job.attempt), self._clock())
+        silence_s = self._clock() - since
+        # An event older than the silence may still tell how the attempt ended.
+        if silence_s >= limit_s and backlog_s < silence_s:
+            self._take_back(job)
+        return since
 
     def _limit_s(self, job: Job, statuses: Statuses, listed: dict[str, str]) -> float | None:
         """How long the attempt may stay as it is; None where somebody has it."""

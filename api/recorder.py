@@ -12,6 +12,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+import anyio
 import anyio.to_thread
 from pydantic import ValidationError
 from redis.asyncio import Redis
@@ -37,6 +38,8 @@ class Recorder:
         self._redis = redis
         self._store = store
         self._queue = queue
+        # A thread of its own: slow uploads may take all the others.
+        self._thread = anyio.CapacityLimiter(1)
 
     async def run(self) -> None:
         """Record until cancelled, through any outage of Redis."""
@@ -103,7 +106,7 @@ class Recorder:
         failures = 0
         while True:
             try:
-                job = await anyio.to_thread.run_sync(self._store.apply, event, entry_id)
+                job = await anyio.to_thread.run_sync(self._store.apply, event, entry_id, limiter=self._thread)
                 break
             except OperationalError as error:
                 # Locked or full: dropping the entry would lose a result, so the stream waits.
@@ -111,4 +114,4 @@ class Recorder:
                 await asyncio.sleep(RETRY_S[min(failures, len(RETRY_S) - 1)])
                 failures += 1
         if job is not None:
-            await anyio.to_thread.run_sync(self._queue.try_follow, job)
+            await anyio.to_thread.run_sync(self._queue.try_follow, job, limiter=self._thread)

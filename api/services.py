@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, cast
 
+import anyio
 from fastapi import Depends, Request
 from redis.exceptions import RedisError
 
@@ -28,6 +29,8 @@ class Services:
     queue: JobQueue
     folders: ModelFolders
     notifier: Notifier
+    readers: anyio.CapacityLimiter
+    """Uploads that are read at the same time: each PDF may take `extract_memory_bytes`."""
 
     def workers(self) -> list[WorkerStatus]:
         """The live workers; none while Redis is away."""

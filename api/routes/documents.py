@@ -48,7 +48,7 @@ _UPLOAD_SCHEMA = {
 async def add_document(request: Request, services: ServicesDep) -> JSONResponse:
     """Keep a document: 201, or 200 with the document that has the same content already."""
     upload = await read_document(request, services.settings.max_upload_bytes)
-    document, is_new = await anyio.to_thread.run_sync(_add, services, upload)
+    document, is_new = await anyio.to_thread.run_sync(_add, services, upload, limiter=services.readers)
     body = (await anyio.to_thread.run_sync(_views, services, [document]))[0]
     headers = {"Location": f"/v1/documents/{document.id}"}
     return JSONResponse(body, 201 if is_new else 200, headers=headers)

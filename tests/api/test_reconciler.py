@@ -8,6 +8,7 @@ import pytest
 import redis
 from api_rig import Api, FakeWorker, eventually, result, running
 
+from api.models import Job
 from api.queue import JobQueue, connect
 from api.reconciler import Reconciler
 from api.settings import Settings
@@ -262,6 +263,19 @@ def test_the_running_api_hands_out_what_a_flush_took(settings: Settings) -> None
         api.redis.flushall()
         eventually(api.queued)
         assert api.queued() == [run_id(job_id, api.job(job_id)["attempt"])]
+
+
+def test_one_job_that_cannot_be_handed_out_holds_up_no_other(slow: Api, reconciler: Reconciler) -> None:
+    broken, fine = sorted(slow.submit()["id"] for _ in range(2))
+    with slow.services.database.write() as session:
+        for job_id in (broken, fine):
+            row = session.get(Job, job_id)
+            assert row is not None
+            row.handed_out = False
+            row.spec = {"type": "from another version"} if job_id == broken else row.spec
+    slow.redis.flushall()
+    reconciler.compare()
+    assert slow.queued() == [run_id(fine, 1)]
 
 
 def test_two_reconcilers_do_not_disagree(slow: Api, reconciler: Reconciler, clock: Clock) -> None:
