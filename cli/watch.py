@@ -93,7 +93,9 @@ def _describe(progress: Progress) -> str:
 
 
 def _line(progress: Progress) -> str:
-    line = f"{_describe(progress)}: {progress.num_done:,}/{progress.num_total:,} tokens"
+    line = _describe(progress)
+    if progress.num_total:
+        line += f": {progress.num_done:,}/{progress.num_total:,} tokens"
     if progress.tokens_per_s:
         line += f", {progress.tokens_per_s:,.0f} tokens/s"
     return line + (f", {progress.cached_tokens:,} cached" if progress.cached_tokens else "")

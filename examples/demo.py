@@ -28,7 +28,7 @@ READY_S = 900
 """A first start fetches the model."""
 STOP_S = 45
 OWN_QUESTIONS = ["What is this document about?", "Which people or organisations are named?"]
-REPORT_QUESTIONS = OWN_QUESTIONS
+REPORT_QUESTIONS = ["Who is the project leader?", "How much did the project cost in total?"]
 MAX_OUTPUT_TOKENS = 160
 
 console = Console()
@@ -49,7 +49,8 @@ def main() -> int:
     port = free_port()
     with LOG.open("w") as log:
         command = [sys.executable, "-m", "cli", "up", "--data", str(FOLDER), "--port", str(port)]
-        server = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, cwd=Path.cwd())
+        # Its own session: a Ctrl-C reaches us alone, and we pass it on once.
+        server = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
     try:
         with Client(f"http://127.0.0.1:{port}") as client:
             wait_ready(client, server)
@@ -101,13 +102,13 @@ def show(client: Client, path: Path, questions: list[str]) -> None:
     console.rule("Summary")
     summary = Summarize(documents=documents, max_output_tokens=MAX_OUTPUT_TOKENS)
     output = run(client, summary).outputs[0]
-    console.print(output.text.strip(), markup=False, highlight=False)
+    console.print(output.text.strip(), markup=False, highlight=False, soft_wrap=True)
     add_row(table, "summary", output)
     for number, question in enumerate(questions, 1):
         console.rule(question)
         ask = Ask(documents=documents, questions=[question], max_output_tokens=MAX_OUTPUT_TOKENS)
         output = run(client, ask).outputs[0]
-        console.print(output.text.strip(), markup=False, highlight=False)
+        console.print(output.text.strip(), markup=False, highlight=False, soft_wrap=True)
         add_row(table, f"question {number}", output)
     console.print()
     console.print(table)

@@ -7,13 +7,13 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, ClassVar
 
 JOB = {"id": "job_1", "type": "ask", "state": "queued", "model": "m", "attempt": 1}
 
 
 class Request(BaseHTTPRequestHandler):
-    answer: Callable[[Request], None]
+    answer: ClassVar[Callable[[Any], None]]
 
     def do_GET(self) -> None:
         self.answer()
