@@ -28,7 +28,7 @@ READY_S = 900
 """A first start fetches the model."""
 STOP_S = 45
 OWN_QUESTIONS = ["What is this document about?", "Which people or organisations are named?"]
-REPORT_QUESTIONS = ["Who is the project leader?", "How much did the project cost in total?"]
+REPORT_QUESTIONS = ROOT / "examples" / "questions.txt"
 MAX_OUTPUT_TOKENS = 160
 
 console = Console()
@@ -54,7 +54,7 @@ def main() -> int:
     try:
         with Client(f"http://127.0.0.1:{port}") as client:
             wait_ready(client, server)
-            show(client, path, OWN_QUESTIONS if own else REPORT_QUESTIONS)
+            show(client, path, OWN_QUESTIONS if own else REPORT_QUESTIONS.read_text().splitlines())
     except (Failed, ApiError) as error:
         console.print(f"\n{error}", style="red", markup=False, soft_wrap=True)
         if not isinstance(error, Refusal):
