@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from kernels import reference, unfused
+from kernels import codec, cpu, reference, unfused
 from kernels.cache_view import CacheView
-from kernels.codec import decode, encode
 from kernels.formats import BLOCK_TOKENS, TileLayout
 
 MAX_QUERIES = 16
@@ -32,8 +31,45 @@ def decode_attention(q: mx.array, view: CacheView, scale: float, sinks: mx.array
         ValueError: if a shape doesn't fit; the message names both sides.
     """
     _check(q, view)
-    attend = unfused.decode_attention if unfused.supports(q.shape[-1]) else reference.decode_attention
+    if library := _cpu_library():
+        attend = library.decode_attention
+    else:
+        attend = unfused.decode_attention if unfused.supports(q.shape[-1]) else reference.decode_attention
     return attend(q, view, scale, sinks).astype(q.dtype)
+
+
+def encode(k: mx.array, v: mx.array) -> mx.array:
+    """Encode whole blocks of keys (after RoPE) and values.
+
+    Args:
+        k, v: (num_kv_heads, 128 * num_blocks, head_dim), any float dtype.
+
+    Returns:
+        tiles: (num_blocks, num_kv_heads, tile_words) uint32.
+
+    Raises:
+        ValueError: if the token count is not a multiple of 128 or the head size has no int4c form.
+    """
+    library = _cpu_library()
+    return library.encode(k, v) if library else codec.encode(k, v)
+
+
+def decode(tiles: mx.array, head_dim: int, dtype: mx.Dtype = mx.float32) -> tuple[mx.array, mx.array]:
+    """Decode tiles (num_blocks, num_kv_heads, tile_words) to keys and values.
+
+    Returns:
+        k, v: (num_kv_heads, 128 * num_blocks, head_dim) of `dtype`, computed in float32.
+
+    Raises:
+        ValueError: if the last axis isn't the tile size of this head size.
+    """
+    library = _cpu_library()
+    return library.decode(tiles, head_dim, dtype) if library else codec.decode(tiles, head_dim, dtype)
+
+
+def _cpu_library() -> cpu.Library | None:
+    """The C++ kernels if that is where MLX computes and they could be built."""
+    return cpu.library() if mx.default_device() == mx.Device(mx.cpu) else None
 
 
 def _check(q: mx.array, view: CacheView) -> None:

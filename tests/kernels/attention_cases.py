@@ -2,7 +2,8 @@
 
 import mlx.core as mx
 
-from kernels import BLOCK_TOKENS, CacheView, encode
+from kernels import BLOCK_TOKENS, CacheView
+from kernels.codec import encode
 
 
 def make_view(

@@ -542,10 +542,10 @@ def test_a_compiler_that_fails_is_a_build_error_with_its_words(tmp_path):
 
 
 def test_without_a_compiler_attention_runs_on_plain_operations_after_one_warning(monkeypatch, tmp_path):
+    view, q = make_view(2), queries(4, 1, 64)
     monkeypatch.setattr(build, "compilers", list)
     monkeypatch.setattr(build.platformdirs, "user_cache_path", lambda name: tmp_path)
     cpu.library.cache_clear()
-    view, q = make_view(2), queries(4, 1, 64)
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")

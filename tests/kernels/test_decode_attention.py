@@ -1,5 +1,7 @@
 """Every backend of decode attention against float32 on the same codes."""
 
+from dataclasses import replace
+
 import mlx.core as mx
 import pytest
 from attention_cases import make_view, queries
@@ -141,6 +143,21 @@ def test_more_blocks_than_tiles_are_refused():
     wrong = CacheView(view.sinks_k, view.sinks_v, view.tiles, 2, view.tail_k, view.tail_v)
     with pytest.raises(ValueError, match="num_blocks 2"):
         decode_attention(queries(2, 1, 64), wrong, 0.125)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 192, 256])
+@pytest.mark.parametrize(("group", "num_queries", "batch"), [(1, 1, 1), (3, 2, 1), (2, 5, 3)])
+def test_plain_operations_agree_with_the_reference(head_dim, group, num_queries, batch):
+    """The path without kernels of our own, whatever backend this machine has."""
+    view = replace(
+        make_view(3, head_dim=head_dim, spare=2, batch=batch),
+        tail_lengths=mx.array([20, 7, 11][:batch], dtype=mx.int32),
+    )
+    q = queries(2 * group, num_queries, head_dim, batch=batch)
+    for logits in (None, mx.arange(2.0 * group)):
+        truth = reference.decode_attention(q, view, head_dim**-0.5, logits)
+        out = unfused.decode_attention(q, view, head_dim**-0.5, logits)
+        assert mx.allclose(out, truth, atol=2e-5 * float(mx.abs(truth).max()))
 
 
 def test_head_sizes_without_an_mlx_group_take_the_reference():
