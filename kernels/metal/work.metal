@@ -28,12 +28,16 @@ struct Work {
   int global_row(int i) const thread {
     return ((i / rows_per_batch) * num_heads + head) * rows_per_batch + i % rows_per_batch;
   }
-  // The tokens [low, high) of a dense part that row i sees.
+  // Row i sees the tokens [low, high) of this range of a dense part.
   int low(int i) const thread {
-    return part == Part::tail && window > 0 ? max(0, high(i) - window) : 0;
+    return part == Part::tail && window > 0 ? max(first, end(i) - window) : first;
   }
   int high(int i) const thread {
-    return part == Part::tail ? tail_length - num_queries + i % num_queries + 1 : last;
+    return part == Part::tail ? min(last, end(i)) : last;
+  }
+  // Behind the row's own token, the last it sees of its tail.
+  int end(int i) const thread {
+    return tail_length - num_queries + i % num_queries + 1;
   }
 };
 

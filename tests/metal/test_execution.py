@@ -227,7 +227,10 @@ CONVERGENT = """
   y[i] = r;
 """
 HELPER = """
-inline float helper(float v, uint k) { using namespace metal; return k % 2 ? simd_sum(v) * 0.5f : simd_max(v); }
+inline float helper(float v, uint k) {
+  using namespace metal;
+  return k % 2 ? simd_sum(v) * 0.5f : simd_max(v);
+}
 """
 
 

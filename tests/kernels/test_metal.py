@@ -1,0 +1,415 @@
+"""The Metal kernels against the reference: on a Mac's GPU, or on the emulated grid where there is none.
+
+The emulator adds to the comparison that no access leaves its buffer, reads what nobody wrote, or races, and
+that no collective operation diverges; see tests/metal/emulator.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from kernels import BLOCK_TOKENS, CacheView, TileLayout, codec, reference
+from kernels.codec import unpack
+from kernels.formats import rotation
+from kernels.metal import Launcher, Plan
+from kernels.metal.launcher import ROW_CLASSES, row_class
+from tests.metal.as_mlx import EmulatedMetal
+from tests.metal.emulator import Options
+
+HEAD_DIMS = [64, 80, 96, 112, 128, 192, 256, 512]
+DTYPES = [mx.float32, mx.float16, mx.bfloat16]
+ON_GPU = mx.metal.is_available()
+
+
+class Backend:
+    """A launcher, and the order in which the emulated grid runs."""
+
+    def __init__(self) -> None:
+        self.emulator = EmulatedMetal()
+        self.make = mx.fast.metal_kernel if ON_GPU else self.emulator.metal_kernel
+        self.launcher = Launcher(self.make)
+
+    def schedule(self, seed: int) -> None:
+        self.emulator.options = Options(seed=seed)
+
+
+@pytest.fixture(scope="module")
+def metal():
+    return Backend()
+
+
+def make_view(
+    num_blocks,
+    num_kv_heads=2,
+    head_dim=64,
+    num_sinks=64,
+    num_tail=20,
+    batch=1,
+    dtype=mx.float32,
+    size=1.0,
+    seed=0,
+):
+    """Random contents, and behind num_blocks two tiles whose every number is NaN."""
+    mx.random.seed(seed)
+
+    def dense(*leading):
+        return (size * mx.random.normal((*leading, head_dim))).astype(dtype)
+
+    shape = (num_kv_heads, BLOCK_TOKENS * num_blocks, head_dim)
+    offset = mx.random.normal((num_kv_heads, 1, head_dim))
+    tiles = codec.encode(size * (mx.random.normal(shape) + offset), size * mx.random.normal(shape))
+    garbage = mx.full((2, num_kv_heads, TileLayout(head_dim).tile_words), 0xFFFFFFFF, dtype=mx.uint32)
+    sinks, tail = (num_kv_heads, num_sinks), (batch, num_kv_heads, num_tail)
+    tiles = mx.concatenate([tiles, garbage])
+    return CacheView(dense(*sinks), dense(*sinks), tiles, num_blocks, dense(*tail), dense(*tail))
+
+
+def queries(num_q_heads, num_queries, head_dim, dtype=mx.float32, size=1.0, batch=1):
+    return (size * mx.random.normal((batch, num_q_heads, num_queries, head_dim))).astype(dtype)
+
+
+def decode_in_float64(tiles, head_dim):
+    """(num_kv_heads, tokens, D) keys and values of tiles, exactly."""
+    basis = np.sign(np.array(rotation(head_dim), np.float64)) / np.sqrt(head_dim)
+    parts = unpack(tiles, head_dim)
+    shifts = np.arange(0, 32, 4, dtype=np.uint32)
+    decoded = []
+    for codes, scales in ((parts.k_codes, parts.k_scales), (parts.v_codes, parts.v_scales)):
+        nibbles = (np.array(codes)[..., None] >> shifts & 15).reshape(*codes.shape[:-1], head_dim)
+        each = np.array(scales).astype(np.float64).repeat(TileLayout(head_dim).group_size, axis=-1)
+        decoded.append((nibbles - 7.5) * each @ basis.T)
+    decoded[0] += np.array(parts.k_mean).astype(np.float64)[:, :, None]
+    return [x.transpose(1, 0, 2, 3).reshape(x.shape[1], -1, head_dim) for x in decoded]
+
+
+def attention_in_float64(q, view, scale, sinks=None):
+    """As `reference.decode_attention`, of the same codes, in NumPy and double precision.
+
+    Returns:
+        The output, and what one rounding in float32 of the largest score and its value can change.
+    """
+    batch, num_q_heads, num_queries, head_dim = q.shape
+    heads, num_tail = view.sinks_k.shape[0], view.tail_k.shape[2]
+    blocks = decode_in_float64(view.tiles[: view.num_blocks], head_dim)
+    lengths = [num_tail] * batch if view.tail_lengths is None else view.tail_lengths.tolist()
+    out = np.zeros((batch, heads, num_q_heads // heads, num_queries, head_dim))
+    rows = as_float64(q).reshape(out.shape)
+    logits = None if sinks is None else as_float64(sinks).reshape(heads, -1)
+    largest_score = largest_value = 0.0
+    for b, length in enumerate(lengths):
+        ends = ((view.sinks_k, view.tail_k), (view.sinks_v, view.tail_v))
+        k, v = (
+            np.concatenate([as_float64(first), middle, as_float64(last[b, :, :length])], axis=1)
+            for (first, last), middle in zip(ends, blocks, strict=True)
+        )
+        for s in range(num_queries):
+            end = k.shape[1] - num_queries + s + 1
+            start = max(0, end - view.window) if view.window else 0
+            scores = scale * np.einsum("hgd,htd->hgt", rows[b, :, :, s], k[:, start:end])
+            if logits is not None:
+                scores = np.concatenate([scores, logits[..., None]], axis=-1)
+            largest_score = max(largest_score, np.abs(scores).max())
+            largest_value = max(largest_value, np.abs(v[:, start:end]).max())
+            weights = np.exp(scores - scores.max(-1, keepdims=True))
+            weights /= weights.sum(-1, keepdims=True)
+            out[b, :, :, s] = np.einsum("hgt,htd->hgd", weights[..., : end - start], v[:, start:end])
+    return out.reshape(q.shape), 2.0**-24 * (2 + largest_score) * largest_value
+
+
+def naive(q, view, scale, sinks=None):
+    """The same attention with everything rounded to q's dtype at every step."""
+    if q.dtype == mx.float32:
+        return reference.decode_attention(q, view, scale, sinks)
+    batch, _, num_queries, head_dim = q.shape
+    shared_k, shared_v = codec.decode(view.tiles[: view.num_blocks], head_dim, q.dtype)
+    lengths = view.tail_k.shape[2] if view.tail_lengths is None else view.tail_lengths[:, None, None]
+    position = mx.arange(view.tail_k.shape[2])
+    own = lengths - num_queries + mx.arange(num_queries)[:, None]
+    tail = mx.broadcast_to(position <= own, (batch, num_queries, view.tail_k.shape[2]))
+    if view.window:
+        tail = tail & (position > own - view.window)
+
+    def tokens(first, middle, last):
+        shared = mx.concatenate([first.astype(q.dtype), middle], axis=1)
+        shared = mx.broadcast_to(shared, (batch, *shared.shape))
+        return mx.concatenate([shared, last.astype(q.dtype)], axis=2)[:, :, None]
+
+    k = tokens(view.sinks_k, shared_k, view.tail_k)
+    v = tokens(view.sinks_v, shared_v, mx.where(tail.any(axis=1)[:, None, :, None], view.tail_v, 0))
+    rows = q.reshape(batch, k.shape[1], -1, num_queries, head_dim)
+    scores = (rows @ k.swapaxes(-1, -2)) * mx.array(scale, q.dtype)
+    before = mx.ones((batch, num_queries, k.shape[3] - tail.shape[-1]), dtype=mx.bool_)
+    visible = mx.concatenate([before, tail], axis=-1)[:, None, None]
+    scores = mx.where(visible, scores, mx.array(-mx.inf, q.dtype))
+    if sinks is not None:
+        logits = mx.broadcast_to(
+            sinks.astype(q.dtype).reshape(1, k.shape[1], -1, 1, 1), (*scores.shape[:-1], 1)
+        )
+        scores = mx.concatenate([scores, logits], axis=-1)
+    weights = mx.softmax(scores, axis=-1)[..., : k.shape[3]]
+    return (weights @ v).reshape(q.shape)
+
+
+def as_float64(x):
+    return np.array(x.astype(mx.float32)).astype(np.float64)
+
+
+def assert_within_contract(metal, q, view, scale, sinks=None):
+    """At most twice the error of the naive computation in q's dtype, or of one rounding of the scores."""
+    out = metal.launcher.decode_attention(q, view, scale, sinks)
+    assert out.dtype == q.dtype
+    assert out.shape == q.shape
+    truth, rounding = attention_in_float64(q, view, scale, sinks)
+    error = np.abs(as_float64(out) - truth).max()
+    expected = np.abs(as_float64(naive(q, view, scale, sinks)) - truth).max()
+    assert error <= 2 * max(expected, rounding)
+
+
+def shape_of(num_rows):
+    """(group, Sq) whose product is num_rows."""
+    return {2: (1, 2), 4: (4, 1), 8: (8, 1), 16: (8, 2), 32: (2, 16)}[num_rows]
+
+
+INSTANCES = [(d, rows) for d in HEAD_DIMS for rows in ROW_CLASSES if row_class(rows, d) == rows]
+
+
+@pytest.mark.parametrize(("head_dim", "rows"), INSTANCES)
+def test_every_head_size_and_row_class(metal, head_dim, rows):
+    group, num_queries = shape_of(rows)
+    metal.schedule(head_dim + rows)
+    view = make_view(2, head_dim=head_dim, num_tail=37)
+    q = queries(2 * group, num_queries, head_dim)
+    sinks = mx.random.normal((2 * group,))
+    assert_within_contract(metal, q, view, head_dim**-0.5, sinks)
+
+
+@pytest.mark.parametrize("dense", DTYPES)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("group", [3, 8])
+def test_every_pair_of_dtypes(metal, dtype, dense, group):
+    view = make_view(2, head_dim=128, dtype=dense)
+    assert_within_contract(metal, queries(2 * group, 1, 128, dtype), view, 128**-0.5)
+
+
+@pytest.mark.parametrize("num_queries", range(1, 17))
+def test_one_to_sixteen_queries(metal, num_queries):
+    metal.schedule(num_queries)
+    for group in (1, 2, 5):
+        view = make_view(1, num_tail=num_queries + num_queries % 3, num_kv_heads=1, seed=num_queries)
+        assert_within_contract(metal, queries(group, num_queries, 64), view, 0.125)
+
+
+@pytest.mark.parametrize("group", [1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 32, 40])
+def test_any_ratio_of_heads(metal, group):
+    metal.schedule(group)
+    assert_within_contract(metal, queries(2 * group, 1, 64), make_view(2), 0.125)
+
+
+@pytest.mark.parametrize("num_blocks", [0, 1, 2, 7, 8, 9, 17, 40])
+@pytest.mark.parametrize("group", [2, 8])
+def test_any_number_of_blocks(metal, num_blocks, group):
+    metal.schedule(num_blocks)
+    assert_within_contract(metal, queries(group, 1, 64), make_view(num_blocks, num_kv_heads=1), 0.125)
+
+
+@pytest.mark.parametrize(
+    ("num_sinks", "num_tail"), [(0, 1), (1, 2), (64, 1), (3, 127), (64, 143), (300, 700)]
+)
+@pytest.mark.parametrize("group", [1, 8])
+def test_any_length_of_the_dense_ends(metal, num_sinks, num_tail, group):
+    view = make_view(1, num_sinks=num_sinks, num_tail=num_tail)
+    assert_within_contract(metal, queries(2 * group, 1, 64), view, 0.125)
+
+
+@pytest.mark.parametrize("threadgroups", [1, 3, 10**6])
+@pytest.mark.parametrize("group", [1, 8])
+def test_any_number_of_splits(metal, threadgroups, group):
+    """One; one that the blocks don't divide by; as many as there are blocks."""
+    view = make_view(11, num_kv_heads=1)
+    q = queries(group, 1, 64)
+    whole = metal.launcher.decode_attention(q, view, 0.125)
+    other = Launcher(metal.make, Plan(threadgroups=threadgroups, max_splits=threadgroups))
+    assert mx.allclose(other.decode_attention(q, view, 0.125), whole, atol=2e-6)
+
+
+@pytest.mark.parametrize("group", [2, 8])
+def test_random_schedules_change_nothing(metal, group):
+    """Same launch, 12 orders of threadgroups, simdgroups and lanes. On a GPU: the same result every time."""
+    view = make_view(3, num_kv_heads=1, num_tail=70)
+    q = queries(group, 2, 64)
+    metal.schedule(0)
+    first = metal.launcher.decode_attention(q, view, 0.125)
+    for seed in range(1, 13):
+        metal.schedule(seed)
+        assert mx.array_equal(metal.launcher.decode_attention(q, view, 0.125), first)
+
+
+@pytest.mark.parametrize("group", [1, 8])
+def test_past_a_16_bit_index(metal, group):
+    """257 blocks are 32,896 tokens."""
+    assert_within_contract(metal, queries(group, 1, 64), make_view(257, num_kv_heads=1), 0.125)
+
+
+@pytest.mark.parametrize(("num_tail", "group"), [(63, 2), (64, 8), (65, 2)])
+def test_around_128k_tokens(metal, num_tail, group):
+    """64 sinks, 1,023 blocks and the tail are 131,071 tokens and up; all are emulated, of one KV head."""
+    view = make_view(1023, num_kv_heads=1, num_sinks=64, num_tail=num_tail)
+    assert_within_contract(metal, queries(group, 1, 64), view, 0.125)
+
+
+@pytest.mark.parametrize("size", [1e-3, 100.0, 1e4])
+@pytest.mark.parametrize("group", [2, 8])
+def test_extreme_scores(metal, size, group):
+    for sign in (-1, 1):
+        q = queries(2 * group, 1, 64, size=sign * size)
+        assert_within_contract(metal, q, make_view(2), 1.0)
+
+
+@pytest.mark.parametrize("group", [2, 8])
+def test_scores_beyond_float16(metal, group):
+    """q · k reaches 10^6; what float16 arithmetic makes of it is no bound, float32 is."""
+    view = make_view(2, dtype=mx.float16, size=100.0)
+    q = queries(2 * group, 1, 64, mx.float16, size=100.0)
+    out = metal.launcher.decode_attention(q, view, 1.0)
+    truth, _ = attention_in_float64(q, view, 1.0)
+    assert np.abs(as_float64(out) - truth).max() <= 2.0**-10 * np.abs(truth).max()
+
+
+@pytest.mark.parametrize("size", [1e-4, 1e3])
+def test_huge_and_tiny_keys_and_values(metal, size):
+    view = make_view(2, size=size)
+    for group in (2, 8):
+        assert_within_contract(metal, queries(2 * group, 1, 64), view, 0.125 / size)
+
+
+@pytest.mark.parametrize("group", [2, 8])
+def test_equal_keys_average_the_values(metal, group):
+    mx.random.seed(1)
+    k, v = mx.ones((1, BLOCK_TOKENS, 64)), mx.random.normal((1, BLOCK_TOKENS, 64))
+    empty = mx.zeros((1, 0, 64))
+    tiles = codec.encode(k, v)
+    view = CacheView(empty, empty, tiles, 1, k[None, :, :1], mx.zeros((1, 1, 1, 64)))
+    out = metal.launcher.decode_attention(queries(group, 1, 64), view, 0.125)
+    expected = codec.decode(tiles, 64)[1].sum(axis=1) / (BLOCK_TOKENS + 1)
+    assert mx.allclose(out[0, :, 0], mx.broadcast_to(expected, (group, 64)), atol=1e-6)
+
+
+@pytest.mark.parametrize("group", [1, 8])
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
+def test_sink_logits_take_weight_and_give_nothing(metal, group, dtype):
+    view = make_view(2)
+    q = queries(2 * group, 2, 64)
+    logits = mx.random.normal((2 * group,)) * 10
+    assert_within_contract(metal, q, view, 0.125, logits.astype(dtype))
+    out = metal.launcher.decode_attention(q, view, 0.125, mx.full((2 * group,), 500.0))
+    assert mx.allclose(out, mx.zeros_like(q))
+
+
+@pytest.mark.parametrize("num_queries", [1, 3])
+@pytest.mark.parametrize("group", [1, 3])
+@pytest.mark.parametrize("batch", [3, 9])
+def test_rows_share_the_blocks_and_have_a_tail_each(metal, num_queries, group, batch):
+    """A row gives what it gives alone, whatever stands in the padding of its tail."""
+    view = make_view(2, num_tail=24, batch=batch)
+    q = queries(2 * group, num_queries, 64, batch=batch)
+    lengths = mx.array([24, 3, 11, 20, 4, 9, 23, 17, 3][:batch], dtype=mx.int32)
+    padding = mx.arange(24)[None, None, :, None] >= lengths[:, None, None, None]
+    tail_k, tail_v = mx.where(padding, mx.nan, view.tail_k), mx.where(padding, mx.nan, view.tail_v)
+    view = replace(view, tail_k=tail_k, tail_v=tail_v, tail_lengths=lengths)
+    assert_within_contract(metal, q, view, 0.125)
+
+
+@pytest.mark.parametrize("num_queries", [1, 5])
+@pytest.mark.parametrize(("num_tail", "window"), [(40, 8), (600, 300), (40, 100), (600, 1)])
+@pytest.mark.parametrize("group", [2, 8])
+def test_a_window_hides_what_is_older(metal, num_queries, num_tail, window, group):
+    """What no query sees is NaN."""
+    view = make_view(0, num_sinks=0, num_tail=num_tail)
+    hidden = (mx.arange(num_tail) < num_tail - num_queries + 1 - window)[:, None]
+    tail_k, tail_v = mx.where(hidden, mx.nan, view.tail_k), mx.where(hidden, mx.nan, view.tail_v)
+    view = replace(view, tail_k=tail_k, tail_v=tail_v, window=window)
+    assert_within_contract(metal, queries(2 * group, num_queries, 64), view, 0.125)
+
+
+def test_a_growing_context_compiles_nothing_new(metal):
+    launcher = Launcher(metal.make)
+    for num_blocks, num_tail in ((1, 3), (2, 100), (9, 300)):
+        view = make_view(num_blocks, num_kv_heads=1, num_tail=num_tail)
+        mx.eval(launcher.decode_attention(queries(8, 1, 64), view, 0.125))
+    if not ON_GPU:
+        assert metal.emulator.num_programs == {**metal.emulator.num_programs, "longleaf_split": 1}
+
+
+def keys_and_values(head_dim, dtype=mx.float32, num_blocks=2, size=1.0):
+    mx.random.seed(head_dim)
+    shape = (3, num_blocks * BLOCK_TOKENS, head_dim)
+    k = mx.random.normal(shape) + 4 * mx.random.normal((3, 1, head_dim))
+    return (size * k).astype(dtype), (size * mx.random.normal(shape)).astype(dtype)
+
+
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+def test_encode_gives_the_reference_tiles(metal, head_dim):
+    """The codes of a value at the edge of two may differ, and the scale of a group between two equal ones."""
+    k, v = keys_and_values(head_dim)
+    metal.schedule(head_dim)
+    tiles = metal.launcher.encode(k, v)
+    ours, theirs = unpack(tiles, head_dim), unpack(codec.encode(k, v), head_dim)
+    for part in ("k_codes", "k_scales", "k_mean", "v_codes", "v_scales"):
+        different = (getattr(ours, part) != getattr(theirs, part)).astype(mx.float32)
+        assert float(different.mean()) < 5e-3, part
+    for x, back in zip((k, v), codec.decode(tiles, head_dim), strict=True):
+        best = codec.decode(codec.encode(x, x), head_dim)[0 if x is k else 1]
+        assert float(mx.linalg.norm(back - x)) <= 1.0001 * float(mx.linalg.norm(best - x))
+
+
+@pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16])
+def test_encode_takes_half_precision(metal, dtype):
+    k, v = keys_and_values(128, dtype)
+    ours, theirs = metal.launcher.encode(k, v), codec.encode(k, v)
+    assert float((ours != theirs).astype(mx.float32).mean()) < 5e-3
+
+
+@pytest.mark.parametrize("size", [0.0, 1e-4, 1e4, 1e7])
+def test_encode_survives_any_magnitude(metal, size):
+    k, v = keys_and_values(64, size=size)
+    ours, theirs = metal.launcher.encode(k, v), codec.encode(k, v)
+    if size == 0:  # any code stands for zero where the scale is zero
+        assert all(mx.array_equal(x, mx.zeros_like(x)) for x in codec.decode(ours, 64))
+    else:
+        assert float((ours != theirs).astype(mx.float32).mean()) < 5e-3
+
+
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+def test_decode_gives_the_reference_numbers(metal, head_dim):
+    k, v = keys_and_values(head_dim)
+    tiles = codec.encode(k, v)
+    metal.schedule(head_dim)
+    expected = decode_in_float64(tiles, head_dim)
+    for ours, exact in zip(metal.launcher.decode(tiles, head_dim), expected, strict=True):
+        np.testing.assert_allclose(np.array(ours), exact, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16])
+def test_decode_rounds_once(metal, dtype):
+    tiles = codec.encode(*keys_and_values(128))
+    expected = codec.decode(tiles, 128, dtype)
+    for ours, theirs in zip(metal.launcher.decode(tiles, 128, dtype), expected, strict=True):
+        assert ours.dtype == dtype
+        assert float((ours != theirs).astype(mx.float32).mean()) < 1e-2
+
+
+def test_no_blocks_encode_and_decode_to_nothing(metal):
+    tiles = metal.launcher.encode(mx.zeros((2, 0, 64)), mx.zeros((2, 0, 64)))
+    assert tiles.shape == (0, 2, TileLayout(64).tile_words)
+    assert metal.launcher.decode(tiles, 64)[0].shape == (2, 0, 64)
+
+
+def test_wrong_shapes_are_refused(metal):
+    with pytest.raises(ValueError, match="whole 128-token blocks"):
+        metal.launcher.encode(mx.zeros((1, 100, 64)), mx.zeros((1, 100, 64)))
+    with pytest.raises(ValueError, match="not int4c tiles of head size 128"):
+        metal.launcher.decode(mx.zeros((1, 1, 5), dtype=mx.uint32), 128)
