@@ -1,4 +1,4 @@
-"""The Redis-compatible server that every test with a queue runs against."""
+"""What every test runs on: the CPU's real BLAS under MLX, and one Redis-compatible server."""
 
 from __future__ import annotations
 
@@ -11,6 +11,10 @@ import pytest
 import redis
 
 from tests.redis_process import start_redis
+from worker import accelerate
+
+# Before any test imports MLX, as in the engine child: reference BLAS would make the model tests crawl.
+accelerate.prepare_cpu()
 
 
 @pytest.fixture(scope="session")

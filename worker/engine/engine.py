@@ -79,7 +79,9 @@ class Engine:
             cache, cached_tokens = self._restore(prefix, self._num_spare(prompt, sampling), reuse, report)
             restored = time.perf_counter()
             self._complete_prefix(cache, prefix, self._num_spare(prompt, sampling), reuse, report)
-            logits = prefill_suffix(self._model, cache, prompt.tokens[cache.num_tokens :], report)
+            logits = prefill_suffix(
+                self._model, cache, prompt.tokens[cache.num_tokens :], cached_tokens, report
+            )
             prefilled = time.perf_counter()
             answer = decode_text(self._model, cache, logits, sampling, cached_tokens, report)
         except BaseException:

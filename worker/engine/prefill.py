@@ -15,8 +15,10 @@ from worker.engine.kv_cache import SINK_TOKENS, CompressedLayer, ExactLayer, KVC
 from worker.engine.model import Model
 from worker.engine.report import Report
 
-CHUNK_TOKENS = 512
-"""Tokens in one prefill step: the grain of progress and cancel, and of the scores that a CPU lays out."""
+CHUNK_TOKENS = 2048
+"""Tokens in one prefill step: the grain of progress and cancel."""
+CPU_CHUNK_TOKENS = 256
+"""On a CPU MLX lays out all scores of a chunk, masked ones too: smaller chunks mask less in vain."""
 
 
 def prefill_prefix(model: Model, cache: KVCache, tokens: np.ndarray, num_spare: int, report: Report) -> None:
@@ -30,7 +32,7 @@ def prefill_prefix(model: Model, cache: KVCache, tokens: np.ndarray, num_spare: 
     """
     start, end = blocks_end(cache.num_blocks), len(tokens)
     ids = mx.array(tokens[start:])[None]
-    bounds = [(a, min(a + CHUNK_TOKENS, end - start)) for a in range(0, end - start, CHUNK_TOKENS)]
+    bounds = _chunks(end - start)
     hidden = [model.embed(ids[:, a:b]) for a, b in bounds]
     for index, (layer, compressed) in enumerate(zip(model.layers, cache.layers, strict=True)):
         exact = ExactLayer(end, cache.num_kv_heads, cache.head_dim, cache.dtype)
@@ -48,19 +50,30 @@ def prefill_prefix(model: Model, cache: KVCache, tokens: np.ndarray, num_spare: 
     mx.clear_cache()
 
 
-def prefill_suffix(model: Model, cache: KVCache, tokens: np.ndarray, report: Report) -> mx.array:
-    """Stage two: run what follows the prefix; return the logits (1, vocab) after the last token."""
-    num_cached = cache.num_tokens
+def prefill_suffix(
+    model: Model, cache: KVCache, tokens: np.ndarray, cached_tokens: int, report: Report
+) -> mx.array:
+    """Stage two: run what follows the prefix; return the logits (1, vocab) after the last token.
+
+    Args:
+        cached_tokens: how much of the prefix was not computed for this request; for the report only.
+    """
+    start = cache.num_tokens
     ids = mx.array(tokens)[None]
-    for a in range(0, len(tokens), CHUNK_TOKENS):
+    for a, b in _chunks(len(tokens)):
         report.check()
-        h = model.embed(ids[:, a : a + CHUNK_TOKENS])
+        h = model.embed(ids[:, a:b])
         for layer, layer_cache in zip(model.layers, cache.layers, strict=True):
             h = layer(h, mask="causal", cache=layer_cache)
         mx.eval(h, cache.arrays())
-        num_done = num_cached + min(a + CHUNK_TOKENS, len(tokens))
-        report.progress("prefill", num_done, num_cached + len(tokens), num_cached)
+        report.progress("prefill", start + b, start + len(tokens), cached_tokens)
     return model.logits(h)
+
+
+def _chunks(num_tokens: int) -> list[tuple[int, int]]:
+    on_cpu = mx.default_device() == mx.Device(mx.cpu)
+    step = CPU_CHUNK_TOKENS if on_cpu else CHUNK_TOKENS
+    return [(a, min(a + step, num_tokens)) for a in range(0, num_tokens, step)]
 
 
 def _compress(exact: ExactLayer, compressed: CompressedLayer, start: int, num_spare: int) -> None:

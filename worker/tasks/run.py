@@ -14,7 +14,7 @@ SUMMARIZE = (
     "names and figures, in plain prose."
 )
 FOCUS = "Pay attention above all to: {focus}"
-ASK = "Answer this question from the document above; if it does not say, say so.\nQuestion: {question}"
+ASK = "Question: {question}\nAnswer in one sentence, from the document above."
 
 
 class OutputReport(Report, Protocol):
