@@ -54,7 +54,7 @@ def compilers() -> list[Compiler]:
     else:
         # zig compiles for the machine at hand unless told not to. Without -nostdlib it would first build
         # its own runtime, half a minute; libc and pthreads are in the process already.
-        zig = (sys.executable, "-m", "ziglang", "c++", "-mcpu=baseline", "-fno-sanitize=all")
+        zig = (sys.executable, "-m", "ziglang", "c++", "-mcpu=baseline")
         found.append(Compiler(zig, f"ziglang {version}", ("-nostdlib",)))
     names = filter(None, (os.environ.get("CXX"), "c++", "clang++", "g++"))
     path = next(filter(None, map(shutil.which, names)), None)

@@ -2,6 +2,7 @@
 
 import ctypes
 import mmap
+import signal
 import subprocess
 import sys
 import threading
@@ -483,23 +484,32 @@ print("done")
 """
 
 
+OVERFLOW = """
+import sys
+sys.path[:0] = sys.argv[2:]
+from dataclasses import replace
+from attention_cases import make_view, queries
+from kernels import cpu
+view = replace(make_view(0, num_sinks=0), window=-(2**31))
+cpu.Library(sys.argv[1], threads=1).decode_attention(queries(2, 1, 64), view, 1.0)
+"""
+
+
 def test_the_code_has_no_undefined_behaviour(tmp_path):
-    """Built so that undefined behaviour is a trap, then run over a sweep in a process of its own."""
-    flags = (
-        "-O1",
-        "-fsanitize=undefined",
-        "-fno-sanitize=alignment,vptr,function",
-        "-fsanitize-trap=undefined",
-    )
-    compiler = build.compilers()[0]
-    path = build.build(compiler, tmp_path, flags)
+    """Built so that undefined behaviour is a trap, then run over a sweep in a process of its own.
+
+    A window that overflows an integer shows that the trap is set."""
+    flags = ("-O1", "-fsanitize=undefined", "-fno-sanitize=alignment,vptr,function")
+    path = build.build(build.compilers()[0], tmp_path, (*flags, "-fsanitize-trap=undefined"))
     here = str(build.SOURCES.parent.parent)
-    ran = subprocess.run(
-        [sys.executable, "-c", UNDEFINED, str(path), here, f"{here}/tests/kernels"],
-        capture_output=True,
-        text=True,
-    )
-    assert (ran.returncode, ran.stdout) == (0, "done\n"), ran.stderr
+
+    def run(program):
+        command = [sys.executable, "-c", program, str(path), here, f"{here}/tests/kernels"]
+        return subprocess.run(command, capture_output=True, text=True)
+
+    assert run(OVERFLOW).returncode in (-signal.SIGILL, -signal.SIGTRAP)
+    swept = run(UNDEFINED)
+    assert (swept.returncode, swept.stdout) == (0, "done\n"), swept.stderr
 
 
 # ---- building ----
