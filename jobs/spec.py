@@ -20,6 +20,8 @@ class _Spec(BaseModel):
     """For each answer of the job, not for all of them together."""
     temperature: float = Field(default=0.0, ge=0.0, le=2.0)
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
+    repetition_penalty: float | None = Field(default=None, ge=1.0, le=2.0)
+    """Makes tokens of the last 64 less likely; 1 is none. Absent: 1.1 for a summary, none elsewhere."""
     seed: int | None = Field(default=None, ge=0, lt=2**32)
     reuse: bool = True
     """Whether stored prefixes may be read and written for this job."""

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 import mlx.core as mx
-from mlx_lm.sample_utils import make_sampler
+from mlx_lm.sample_utils import make_repetition_penalty, make_sampler
 
 from worker.engine.kv_cache import KVCache
 from worker.engine.model import Model
 from worker.engine.report import Report
 
+PENALTY_TOKENS = 64
 _LONGEST_LOOP = 32
 _LOOP_TOKENS = 96
 """A text whose last 96 tokens repeat with a period of at most 32, three times or more, is a loop."""
@@ -24,6 +25,8 @@ class Sampling:
     temperature: float = 0.0
     top_p: float = 1.0
     seed: int | None = None
+    repetition_penalty: float = 1.0
+    """Divides the likelihood of the tokens that the last `PENALTY_TOKENS` of the answer hold; 1 is none."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,7 @@ def decode_text(
     if sampling.seed is not None:
         mx.random.seed(sampling.seed)
     sampler = make_sampler(temp=sampling.temperature, top_p=sampling.top_p)
+    penalise = make_repetition_penalty(sampling.repetition_penalty, PENALTY_TOKENS)
     detokenizer = model.tokenizer.detokenizer
     detokenizer.reset()
     tokens: list[int] = []
@@ -55,6 +59,8 @@ def decode_text(
     finish: Literal["stop", "length", "repetition"] = "length"
     while True:
         report.check()
+        if sampling.repetition_penalty != 1.0 and tokens:
+            logits = penalise(mx.array(tokens[-PENALTY_TOKENS:]), logits)
         token: int = sampler(logits - mx.logsumexp(logits, axis=-1, keepdims=True)).item()
         first_token_at = first_token_at or time.perf_counter()
         if token in model.eos_token_ids:

@@ -9,10 +9,9 @@ from jobs import Ask, JobSpec, Output, Result, Summarize, Timing, Usage
 from worker.engine.engine import Document, Engine, Sampling
 from worker.engine.report import Report
 
-SUMMARIZE = (
-    "Write a summary of the document above: first its subject in one sentence, then its main points, "
-    "names and figures, in plain prose."
-)
+SUMMARIZE = "Summarize the document above in one paragraph."
+SUMMARY_PENALTY = 1.1
+"""Long free text is where small models fall into loops."""
 FOCUS = "Pay attention above all to: {focus}"
 ASK = "Question: {question}\nAnswer in one sentence, from the document above."
 
@@ -43,7 +42,7 @@ def run(engine: Engine, spec: JobSpec, documents: Sequence[Document], report: Ou
     for index, (question, instruction) in enumerate(wanted):
         report.begin_output(index, len(wanted))
         seed = None if spec.seed is None else (spec.seed + index) % 2**32
-        sampling = Sampling(spec.max_output_tokens, spec.temperature, spec.top_p, seed)
+        sampling = Sampling(spec.max_output_tokens, spec.temperature, spec.top_p, seed, _penalty(spec))
         output = engine.generate(documents, instruction, sampling, report, spec.reuse)
         outputs.append(output.model_copy(update={"question": question}))
     return Result(
@@ -53,6 +52,12 @@ def run(engine: Engine, spec: JobSpec, documents: Sequence[Document], report: Ou
         usage=_total_usage(outputs),
         timing=_total_timing(outputs),
     )
+
+
+def _penalty(spec: JobSpec) -> float:
+    if spec.repetition_penalty is not None:
+        return spec.repetition_penalty
+    return SUMMARY_PENALTY if isinstance(spec, Summarize) else 1.0
 
 
 def _total_usage(outputs: Sequence[Output]) -> Usage:

@@ -103,9 +103,10 @@ def test_a_damaged_block_is_prefilled_again_and_the_answer_is_right(model, store
 
 def test_a_full_disk_does_not_stop_an_answer(model, tmp_path, document, answer):
     without_room = SnapshotStore(tmp_path / "tiny", budget_bytes=10_000, min_free_bytes=0)
-    assert answer(Engine(model, without_room), document(330)).text == answer(
-        Engine(model, None), document(330)
-    ).text
+    assert (
+        answer(Engine(model, without_room), document(330)).text
+        == answer(Engine(model, None), document(330)).text
+    )
 
 
 class StopAfter(Silent):
