@@ -312,8 +312,8 @@ def test_codes_are_those_of_the_plain_codec_but_for_ties(head_dim, dtype):
         for part, x in (("k", k), ("v", v)):
             theirs = group_errors(plain, x, head_dim, part)
             worse = group_errors(ours, x, head_dim, part) - theirs
-            # A scale that rounds the other way is off by half a unit of float16, a mean moves a channel.
-            assert worse.max() <= (1e-3 if part == "v" else 1e-2) * theirs.max(), backend.isa
+            # A scale or a mean between two float16 numbers that rounds the other way is off by one unit.
+            assert worse.max() <= 1e-2 * theirs.max(), backend.isa
             assert worse.sum() <= 1e-5 * theirs.sum(), backend.isa
 
 
