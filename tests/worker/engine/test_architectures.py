@@ -7,6 +7,8 @@ import shutil
 import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
+from mlx_lm.models.cache import QuantizedKVCache
+from mlx_lm.utils import load_model
 
 from cache_store import SnapshotStore
 from worker.engine import attention
