@@ -207,6 +207,12 @@ def _plain(x: mx.array) -> mx.array:
 
 @cache
 def _rotations(head_dim: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+    layout = TileLayout(head_dim)
+    if layout.group_size % 8 or layout.group_size * layout.num_groups != head_dim:
+        raise ValueError(
+            f"head size {head_dim} has no int4c form: {layout.num_groups} equal groups of whole words "
+            "do not make it"
+        )
     forward = np.array(rotation(head_dim))
     return forward, np.ascontiguousarray(forward.T)
 

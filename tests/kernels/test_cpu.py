@@ -388,6 +388,8 @@ def test_what_does_not_fit_the_codec_is_refused():
         backend.encode(mx.zeros((1, 100, 64)), mx.zeros((1, 100, 64)))
     with pytest.raises(ValueError, match="head size 72"):
         backend.encode(mx.zeros((1, 128, 72)), mx.zeros((1, 128, 72)))
+    with pytest.raises(ValueError, match="head size 160"):
+        backend.encode(mx.zeros((1, 128, 160)), mx.zeros((1, 128, 160)))
     tiles = backend.encode(mx.zeros((1, 128, 64)), mx.zeros((1, 128, 64)))
     with pytest.raises(ValueError, match="not int4c tiles of head size 128"):
         backend.decode(tiles, 128)
