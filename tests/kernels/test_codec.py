@@ -110,7 +110,7 @@ def test_part_of_a_block_is_refused():
         encode(mx.zeros((1, 100, 64)), mx.zeros((1, 100, 64)))
 
 
-@pytest.mark.parametrize("head_dim", [72, 40, 1024, 63, 176])
+@pytest.mark.parametrize("head_dim", [72, 40, 1024, 63, 176, 160])
 def test_a_head_size_without_a_hadamard_form_is_refused(head_dim):
     with pytest.raises(ValueError, match=f"head size {head_dim}"):
         encode(mx.zeros((1, BLOCK_TOKENS, head_dim)), mx.zeros((1, BLOCK_TOKENS, head_dim)))
