@@ -14,6 +14,7 @@ from typing import Literal
 from cache_store import BlockKey, SnapshotStore
 from jobs import ModelCard, Output, Timing, Usage
 from kernels import BLOCK_TOKENS
+from kernels.self_test import attention_error
 from worker.engine import model as model_loader
 from worker.engine import snapshots
 from worker.engine.decode import Sampling, decode_text
@@ -26,6 +27,9 @@ from worker.engine.report import Report
 from worker.engine.snapshots import Prefix
 
 log = logging.getLogger("worker.engine")
+
+MAX_KERNEL_ERROR = 0.01
+"""Relative, against float32 on the same codes: float16 arithmetic stays ten times below it."""
 
 __all__ = ["Document", "Engine", "EngineError", "Sampling", "Stopped"]
 
@@ -48,7 +52,9 @@ class Engine:
         Raises:
             EngineError: if the model cannot be served; the problem says why.
         """
-        return cls(model_loader.load(folder, model_id), snapshots)
+        model = model_loader.load(folder, model_id)
+        _check_kernels(model.card)
+        return cls(model, snapshots)
 
     @property
     def card(self) -> ModelCard:
@@ -176,3 +182,16 @@ class Engine:
 
     def _forget(self) -> None:
         self._cache, self._cached_keys, self._cache_is_exact = None, [], True
+
+
+def _check_kernels(card: ModelCard) -> None:
+    """One small attention against the reference, which also builds what the first job would wait for."""
+    error = attention_error(card.num_q_heads, card.num_kv_heads, card.head_dim)
+    if not error < MAX_KERNEL_ERROR:
+        raise EngineError(
+            "kernel_self_test_failed",
+            f"Attention on {card.device} differs from the reference by {error:.2g}, more than "
+            f"{MAX_KERNEL_ERROR}; answers would be wrong. Please report this machine.",
+            error=error,
+            limit=MAX_KERNEL_ERROR,
+        )
