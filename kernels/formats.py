@@ -97,7 +97,8 @@ def rotation(head_dim: int) -> mx.array:
     if head_dim % 16 or uneven_groups or head_dim > 512 or m not in (1, 3, 5, 7):
         raise ValueError(
             f"head size {head_dim} has no int4c form: it must be a multiple of 16 up to 512, of even "
-            "groups of at most 64, and 1, 12, 20 or 28 times a power of two (64, 80, 96, 112, 128, 192, 256, 512)"
+            "groups of at most 64, and 1, 12, 20 or 28 times a power of two "
+            "(64, 80, 96, 112, 128, 192, 256, 512)"
         )
     digest = hashlib.shake_256(b"longleaf int4c").digest(head_dim // 8)
     signs = mx.array([-1.0 if digest[i // 8] >> (7 - i % 8) & 1 else 1.0 for i in range(head_dim)])
