@@ -25,5 +25,4 @@ def attention_error(num_q_heads: int, num_kv_heads: int, head_dim: int) -> float
     q = normal(1, num_q_heads, 2)
     truth = reference.decode_attention(q, view, head_dim**-0.5)
     difference = mx.abs(decode_attention(q, view, head_dim**-0.5) - truth).max()
-    error: float = (difference / mx.abs(truth).max()).tolist()
-    return error
+    return float(difference / mx.abs(truth).max())
