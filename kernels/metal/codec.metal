@@ -27,15 +27,18 @@ inline float sum8(float x) {
 // scale with the smallest squared error as stored, in float16.
 inline float search_scale(const thread float* x, bool there, int group_size) {
   float squares = 0;
+  UNROLL
   for (int i = 0; i < 8; i++) {
     squares += x[i] * x[i];
   }
   const float rms = precise::sqrt(sum8(squares) / group_size);
   float best = rms, best_error = INFINITY;
+  UNROLL
   for (int step = 0; step < 12; step++) {
     const float scale = float(half(min(rms * (0.24f + 0.02f * step), HALF_LARGEST)));
     const float inverse = 1.0f / max(scale, 1e-30f);
     float error = 0;
+    UNROLL
     for (int i = 0; i < 8; i++) {
       const float e = (code_of(x[i], inverse) - 7.5f) * scale - x[i];
       error += there ? e * e : 0.0f;

@@ -18,7 +18,7 @@
       const int token = from + i / WORDS, word = i % WORDS;
       float2 pairs[4];
       const half scale = scales[token * Tile<D>::GROUPS + word / Tile<D>::GROUP_WORDS];
-      dequantize(codes[token * WORDS + word], float(scale), pairs);
+      dequantize(codes[token * WORDS + word], scale_of(scale), pairs);
       for (int p = 0; p < 4; p++) {
         x[i * 8 + p] = pairs[p].x;
         x[i * 8 + p + 4] = pairs[p].y;
@@ -27,7 +27,7 @@
     hadamard<D, TOKENS, Natural<D>>(x, rotation + 48, thread_index, num_threads);
     for (int i = thread_index; i < TOKENS * D; i += num_threads) {
       const int channel = i % D;
-      const float number = signed_channel(x[i], rotation, channel) + (values ? 0.0f : float(mean[channel]));
+      const float number = signed_channel(x[i] * norm<D>(), rotation, channel) + (values ? 0.0f : float(mean[channel]));
       out[from * D + i] = T(number);
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);

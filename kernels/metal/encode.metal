@@ -30,7 +30,7 @@
     for (int i = thread_index; i < TOKENS * D; i += num_threads) {
       const size_t at = first + from * D + i;
       const float number = values ? float(v[at]) : float(k[at]) - mean[i % D];
-      x[i] = signed_channel(number, rotation, i % D);
+      x[i] = signed_channel(number * norm<D>(), rotation, i % D);
     }
     hadamard<D, TOKENS, Natural<D>>(x, rotation + 16, thread_index, num_threads);
     for (int base = 0; base < TOKENS * GROUPS; base += num_threads / 8) {

@@ -23,7 +23,9 @@ THREADS = 128
 """Threads of a `split` threadgroup: four simdgroups."""
 CODEC_THREADS = 256
 DENSE_TOKENS = 256
-"""Tokens of a dense part that one threadgroup takes."""
+"""Tokens of a dense part that one threadgroup takes, unless they would make too many splits."""
+MAX_SPLITS = 256
+"""Partials of a row that `combine` weighs: half of them for blocks at most, a quarter for each dense part."""
 ROW_CLASSES = (2, 4, 8, 16, 32)
 _MAX_ROW_FLOATS = 4096
 """Query numbers that a threadgroup keeps: 16 KB, so that two fit a core's 32 KB and more."""
@@ -36,8 +38,23 @@ MakeKernel = Callable[..., Any]
 class Plan:
     """What may be tuned per device: how many threadgroups a launch aims at, and the most splits of a row."""
 
-    threadgroups: int = 512
+    threadgroups: int = 256
     max_splits: int = 64
+
+    @staticmethod
+    def for_architecture(architecture: str) -> Plan:
+        """The default before tuning, from `mx.device_info()["architecture"]`: an Ultra has twice the cores
+        of a Max."""
+        return Plan(threadgroups=512 if architecture.endswith("d") else 256)
+
+    @staticmethod
+    def candidates() -> list[Plan]:
+        """What an autotuner should time. Any of them gives right results."""
+        return [Plan(t, s) for t in (128, 256, 512, 1024) for s in (32, 64, 128)]
+
+    def num_splits(self, num_blocks: int, threadgroups_per_split: int) -> int:
+        wanted = max(1, self.threadgroups // threadgroups_per_split)
+        return min(num_blocks, wanted, self.max_splits, MAX_SPLITS // 2)
 
 
 class Launcher:
@@ -61,7 +78,7 @@ class Launcher:
             name="longleaf_combine",
             input_names=["partial", "lse", "logits", "sizes", "rotation"],
             output_names=["out"],
-            header=_sources("rotation"),
+            header=f"constant constexpr int MAX_SPLITS = {MAX_SPLITS};\n" + _sources("rotation"),
             source=_sources("combine"),
         )
         self._encode = make_kernel(
@@ -94,9 +111,9 @@ class Launcher:
         shared_tiles = -(-num_rows // rows)
         tail_tiles = -(-(num_rows // batch) // rows)
 
-        sink_splits = -(-num_sinks // DENSE_TOKENS)
-        tail_splits = -(-num_tail // DENSE_TOKENS)
-        block_splits = self._num_splits(view.num_blocks, num_kv_heads * shared_tiles)
+        sink_splits = min(-(-num_sinks // DENSE_TOKENS), MAX_SPLITS // 4)
+        tail_splits = min(-(-num_tail // DENSE_TOKENS), MAX_SPLITS // 4)
+        block_splits = self.plan.num_splits(view.num_blocks, num_kv_heads * shared_tiles)
         num_splits = block_splits + sink_splits + tail_splits
         lengths = view.tail_lengths
         sizes = _sizes(
@@ -183,10 +200,6 @@ class Launcher:
             output_dtypes=[dtype, dtype],
         )
         return k, v
-
-    def _num_splits(self, num_blocks: int, threadgroups_per_split: int) -> int:
-        wanted = max(1, self.plan.threadgroups // threadgroups_per_split)
-        return min(num_blocks, wanted, self.plan.max_splits)
 
 
 def row_class(num_rows: int, head_dim: int) -> int:

@@ -6,9 +6,10 @@
   using Vector = VectorSplit<T, C, D, ROWS, SIMDGROUPS>;
   using Matrix = MatrixSplit<T, C, D, ROWS, SIMDGROUPS>;
   using Split = conditional_t<(ROWS < 8), Vector, Matrix>;
-  threadgroup float rows[Split::SCRATCH];
+  threadgroup float numbers[Split::SCRATCH];  // queries, then the rows' output
   threadgroup float stats[2 * Split::STATS];
-  threadgroup float sums[2 * ROWS];
+  threadgroup float sums[ROWS];
+  threadgroup Row rows[ROWS];
 
   const int thread_index = thread_index_in_threadgroup, num_threads = 32 * SIMDGROUPS;
   const int head = threadgroup_position_in_grid.y, num_heads = threadgroups_per_grid.y;
@@ -16,25 +17,29 @@
                                     threadgroup_position_in_grid.x, head);
   const float factor = scale * M_LOG2E_F;
   const bool rotated = work.part == Part::blocks;
+  if (thread_index < ROWS) {
+    rows[thread_index] = work.row(thread_index);
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
 
-  for (int i = thread_index; i < Split::SCRATCH; i += num_threads) {
-    const int row = i / Split::CHANNELS, channel = i % Split::CHANNELS;
-    float x = 0;
-    if (row < work.num_rows && channel < D) {
-      x = float(q[work.global_row(work.row0 + row) * D + channel]) * factor;
-      x = rotated ? signed_channel(x, rotation, channel) : x;
+  const float rotated_factor = factor * norm<D>();
+  for (int channel = thread_index; channel < Split::CHANNELS; channel += num_threads) {
+    const bool there = channel < D;
+    const float y = !rotated ? factor : there ? signed_channel(rotated_factor, rotation, channel) : 0.0f;
+    for (int row = 0; row < ROWS; row++) {
+      const float x = there && row < work.num_rows ? float(q[rows[row].number * D + channel]) : 0.0f;
+      numbers[Split::at(row, channel)] = x * y;
     }
-    rows[Split::at(row, channel)] = x;
   }
   if (rotated) {
-    hadamard<D, ROWS, Split>(rows, rotation + 16, thread_index, num_threads);
+    hadamard<D, ROWS, Split>(numbers, rotation + 16, thread_index, num_threads);
   } else {
     threadgroup_barrier(mem_flags::mem_threadgroup);
   }
 
   Split split;
-  split.begin(work, simdgroup_index_in_threadgroup, thread_index_in_simdgroup);
-  split.set_queries(rows);
+  split.begin(work, rows, simdgroup_index_in_threadgroup, thread_index_in_simdgroup);
+  split.set_queries(numbers);
   if (work.part == Part::blocks) {
     const size_t stride = size_t(num_heads) * Tile<D>::SIZE;
     split.blocks(tiles + head * Tile<D>::SIZE, stride, work.first, work.last, q, factor);
@@ -45,7 +50,7 @@
     const size_t at = (size_t(work.batch) * num_heads + head) * sizes[4] * D;
     split.dense(tail_k + at, tail_v + at, work.first, work.last);
   }
-  split.merge(rows, stats);
+  split.merge(numbers, stats);
 
   if (thread_index < ROWS) {
     float top = -INFINITY, sum = 0;
@@ -57,14 +62,15 @@
       sum += stats[i] == -INFINITY ? 0.0f : stats[Split::STATS + i] * fast::exp2(stats[i] - top);
     }
     sums[thread_index] = sum == 0 ? 0.0f : 1.0f / sum;
-    sums[ROWS + thread_index] = sum == 0 ? -INFINITY : top + fast::log2(sum);
+    if (thread_index < work.num_rows) {
+      const size_t at = size_t(rows[thread_index].number) * work.num_splits + work.split;
+      lse[at] = sum == 0 ? -INFINITY : top + fast::log2(sum);
+    }
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
-  for (int i = thread_index; i < work.num_rows * D; i += num_threads) {
-    const int row = i / D;
-    const size_t at = size_t(work.global_row(work.row0 + row)) * work.num_splits + work.split;
-    partial[at * D + i % D] = rows[i] * sums[row];
-    if (i % D == 0) {
-      lse[at] = sums[ROWS + row];
+  for (int row = 0; row < work.num_rows; row++) {
+    const size_t at = (size_t(rows[row].number) * work.num_splits + work.split) * D;
+    for (int channel = thread_index; channel < D; channel += num_threads) {
+      partial[at + channel] = numbers[row * D + channel] * sums[row];
     }
   }

@@ -19,22 +19,27 @@ inline thread float2& elements(thread matrix& m) {
   return reinterpret_cast<thread float2&>(m.thread_elements());
 }
 
-// Where a lane stands in an 8x8 matrix: (row, 2 quarter) and (row, 2 quarter + 1).
+// Where a lane stands in an 8x8 matrix: (row, 2 quarter) and (row, 2 quarter + 1). `mirror`: which lane holds the
+// elements across the diagonal, but for the last bit of row and column (lane bits 0 and 2, 3 and 4 change places). `first_row`: the lane of this quarter in row 0.
 struct Place {
-  ushort lane, row, quarter;
+  ushort row, quarter, mirror, first_row;
+  bool odd;
 };
 inline Place place_of(ushort lane) {
-  return {lane, ushort((lane / 4 & 4) + lane / 2 % 4), ushort((lane / 8 & 1) * 2 + lane % 2)};
+  Place p;
+  p.row = (lane / 4 & 4) + lane / 2 % 4;
+  p.quarter = (lane / 8 & 1) * 2 + lane % 2;
+  p.mirror = (lane & 2) | (lane & 1) << 2 | (lane >> 2 & 1) | (lane & 8) << 1 | (lane & 16) >> 1;
+  p.first_row = lane & 9;
+  p.odd = p.row & 1;
+  return p;
 }
 
-// The lane's elements of the transposed matrix. Pairs of rows swap a value, then lanes change places
-// (lane bits 0 and 2, and 3 and 4).
-inline float2 transpose(float2 x, ushort lane) {
-  const bool odd = lane & 2;
-  const float other = simd_shuffle_xor(odd ? x.x : x.y, ushort(2));
-  const float2 y = odd ? float2(other, x.y) : float2(x.x, other);
-  const ushort from = (lane & 2) | (lane & 1) << 2 | (lane >> 2 & 1) | (lane & 8) << 1 | (lane & 16) >> 1;
-  return float2(simd_shuffle(y.x, from), simd_shuffle(y.y, from));
+// The lane's elements of the transposed matrix: pairs of rows swap a value, then lanes change places.
+inline float2 transpose(float2 x, Place place) {
+  const float other = simd_shuffle_xor(place.odd ? x.x : x.y, ushort(2));
+  const float2 y = place.odd ? float2(other, x.y) : float2(x.x, other);
+  return float2(simd_shuffle(y.x, place.mirror), simd_shuffle(y.y, place.mirror));
 }
 
 // Reduces over the four lanes of a row.
@@ -62,10 +67,11 @@ struct MatrixSplit {
   static_assert(ROWS % (8 * M) == 0 && SIMDGROUPS % ROW_TILES == 0, "simdgroups must divide into row tiles");
   static_assert(BLOCK_TOKENS % (STREAMS * 8 * F) == 0, "a block must divide into whole steps");
 
-  using Code = CodeRow<D, N>;
-  using Dense = DenseRow<C, D, N>;
-  using Mean = DenseRow<half, D, N>;
+  using Code = CodeRow<D, N, 4>;
+  using Dense = DenseRow<C, D, N, 4>;
+  using Mean = DenseRow<half, D, N, 4>;
 
+  static constexpr constant bool ROWS_TOGETHER = true;
   // Where a number stands in `queries`: see the head of the file.
   static int at(int row, int channel) {
     const int word = channel / 8, c = channel % 8;
@@ -74,24 +80,28 @@ struct MatrixSplit {
 
   Place place;
   int tile, stream;                  // which rows of the threadgroup's, which part of the range
-  threadgroup const float* queries;  // of this simdgroup's first row
+  threadgroup const float* queries;  // this lane's element of the first matrix
   matrix kept[KEEP ? FRAGMENTS * M : 1];
   matrix o[M * FRAGMENTS];
   float m[M], l[M];
   int low[M], high[M];               // tokens of a dense part that the lane's row sees
-  int2 origins[M];                   // where the lane's two query rows of B start in q
+  int2 origins[M];                   // where the lane's channels of two query rows start in q
 
-  void begin(Work work, ushort simdgroup, ushort lane) thread {
+  void begin(Work work, threadgroup const Row* rows, ushort simdgroup, ushort lane) thread {
     place = place_of(lane);
     tile = simdgroup / STREAMS;
     stream = simdgroup % STREAMS;
+    UNROLL
     for (int r = 0; r < M; r++) {
       m[r] = -INFINITY;
       l[r] = 0;
-      const int first = 8 * (tile * M + r), row = first + 2 * place.quarter;
-      low[r] = work.low(work.row(first + place.row));
-      high[r] = work.high(work.row(first + place.row));
-      origins[r] = int2(work.global_row(work.row(row)) * D, work.global_row(work.row(row + 1)) * D);
+      threadgroup const Row* row = rows + 8 * (tile * M + r);
+      low[r] = work.low(row[place.row]);
+      high[r] = work.high(row[place.row]);
+      // As an operand from the right a lane holds a channel of two rows: that of quarter row / 2, element row % 2.
+      const int channel = 8 * N * (place.row / 2) + 4 * (place.row % 2);
+      origins[r] = int2(row[2 * place.quarter].number, row[2 * place.quarter + 1].number) * D + channel;
+      UNROLL
       for (int j = 0; j < FRAGMENTS; j++) {
         elements(o[r * FRAGMENTS + j]) = float2(0);
       }
@@ -100,14 +110,16 @@ struct MatrixSplit {
 
   matrix load_query(int j, int r) const thread {
     matrix x;
-    elements(x) = *(threadgroup const float2*)(queries + (8 * j + place.row) * ROWS + 8 * r + 2 * place.quarter);
+    elements(x) = *(threadgroup const float2*)(queries + 8 * j * ROWS + 8 * r);
     return x;
   }
 
   void set_queries(threadgroup const float* rows) thread {
-    queries = rows + 8 * M * tile;
+    queries = rows + 8 * M * tile + place.row * ROWS + 2 * place.quarter;
     if (KEEP) {
+      UNROLL
       for (int j = 0; j < FRAGMENTS; j++) {
+        UNROLL
         for (int r = 0; r < M; r++) {
           kept[KEEP ? j * M + r : 0] = load_query(j, r);
         }
@@ -118,12 +130,16 @@ struct MatrixSplit {
   // s[r * F + f] += K_f Q_r^T
   template <typename Row>
   void score(const thread Row* k, thread matrix* s) thread {
+    UNROLL
     for (int i = 0; i < N; i++) {
       float2 pairs[F][4];
+      UNROLL
       for (int f = 0; f < F; f++) {
         k[f].words(i, pairs[f]);
       }
+      UNROLL
       for (int p = 0; p < 4; p++) {
+        UNROLL
         for (int r = 0; r < M; r++) {
           const int j = 4 * i + p;
           matrix q;
@@ -132,6 +148,7 @@ struct MatrixSplit {
           } else {
             q = load_query(j, r);
           }
+          UNROLL
           for (int f = 0; f < F; f++) {
             matrix a;
             elements(a) = pairs[f][p];
@@ -145,11 +162,13 @@ struct MatrixSplit {
   // Weights of the F x 8 tokens at `token` from their scores, then O += P V.
   template <bool MASK, typename Row>
   void accumulate(thread matrix* s, const thread Row* v, int token) thread {
+    UNROLL
     for (int r = 0; r < M; r++) {
       float2 x[F];
       float top = m[r];
+      UNROLL
       for (int f = 0; f < F; f++) {
-        x[f] = transpose(elements(s[r * F + f]), place.lane);
+        x[f] = transpose(elements(s[r * F + f]), place);
         if (MASK) {
           const int t = token + 8 * f + 2 * place.quarter;
           x[f].x = t >= low[r] && t < high[r] ? x[f].x : -INFINITY;
@@ -162,24 +181,30 @@ struct MatrixSplit {
       if (simd_any(top > m[r])) {
         const float shrink = fast::exp2(m[r] - base);
         l[r] *= shrink;
+        UNROLL
         for (int j = 0; j < FRAGMENTS; j++) {
           elements(o[r * FRAGMENTS + j]) *= shrink;
         }
         m[r] = top;
       }
+      UNROLL
       for (int f = 0; f < F; f++) {
         x[f] = float2(fast::exp2(x[f].x - base), fast::exp2(x[f].y - base));
         l[r] += x[f].x + x[f].y;
         elements(s[r * F + f]) = x[f];
       }
     }
+    UNROLL
     for (int f = 0; f < F; f++) {
+      UNROLL
       for (int i = 0; i < N; i++) {
         float2 pairs[4];
         v[f].words(i, pairs);
+        UNROLL
         for (int p = 0; p < 4; p++) {
           matrix b;
           elements(b) = pairs[p];
+          UNROLL
           for (int r = 0; r < M; r++) {
             thread matrix& out = o[r * FRAGMENTS + 4 * i + p];
             simdgroup_multiply_accumulate(out, s[r * F + f], b, out);
@@ -194,52 +219,69 @@ struct MatrixSplit {
   void blocks(const device uint* tiles, size_t stride, int first, int last, const device T* q, float scale) thread {
     for (int at = first; at < last; at += 8) {
       matrix means[M];
+      UNROLL
       for (int r = 0; r < M; r++) {
         elements(means[r]) = float2(0);
       }
       const device uint* block = tiles + min(at + place.row, last - 1) * stride;
       Mean row;
       row.load((const device half*)(block + Tile<D>::K_MEAN), true, place.quarter * N);
+      UNROLL
       for (int i = 0; i < N; i++) {
         float2 pairs[4];
         row.words(i, pairs);
+        UNROLL
         for (int p = 0; p < 4; p++) {
-          // The contraction's index on this lane is place.row: quarter row / 2, element row % 2.
-          const int channel = 8 * (place.row / 2 * N + i) + p + place.row % 2 * 4;
           matrix a;
           elements(a) = pairs[p];
+          UNROLL
           for (int r = 0; r < M; r++) {
-            const device T* x = q + channel;
+            const device T* x = q + 8 * i + p;
+            const bool there = !Mean::PADDED || place.row / 2 * N + i < D / 8;
             matrix b;
-            elements(b) = channel < D ? float2(float(x[origins[r].x]), float(x[origins[r].y])) : float2(0);
+            elements(b) = there ? float2(float(x[origins[r].x]), float(x[origins[r].y])) : float2(0);
             simdgroup_multiply_accumulate(means[r], a, b, means[r]);
           }
         }
       }
+      UNROLL
+      for (int r = 0; r < M; r++) {
+        elements(means[r]) *= scale;
+      }
       for (int n = 0; n < min(8, last - at); n++) {
+        // This lane's place in the first row of its stream; v's parts stand as far behind k's for codes and scales.
+        const int word = place.quarter * N, row = stream * (BLOCK_TOKENS / STREAMS) + place.row;
         const device uint* tile = tiles + (at + n) * stride;
-        const ushort from = (n & 4) * 4 + (n & 3) * 2 + (place.quarter & 2) * 4 + (place.quarter & 1);
+        const device uint* codes = tile + row * Tile<D>::WORDS + Code::words_at(word);
+        const device half* scales = (const device half*)(tile + Tile<D>::K_SCALES) + row * Tile<D>::GROUPS + Code::scales_at(word);
+        const ushort from = (n & 4) * 4 + (n & 3) * 2 + place.first_row;
         float2 mean_scores[M];
+        UNROLL
         for (int r = 0; r < M; r++) {
-          const float2 x = elements(means[r]) * scale;
+          const float2 x = elements(means[r]);
           mean_scores[r] = float2(simd_shuffle(x.x, from), simd_shuffle(x.y, from));
         }
-        const int end = (stream + 1) * (BLOCK_TOKENS / STREAMS);
-        for (int t = stream * (BLOCK_TOKENS / STREAMS); t < end; t += 8 * F) {
+        for (int t = 0; t < BLOCK_TOKENS / STREAMS; t += 8 * F) {
           Code k[F], v[F];
+          UNROLL
           for (int f = 0; f < F; f++) {
-            const int token = t + 8 * f + place.row, word = place.quarter * N;
-            k[f].load(tile, (const device half*)(tile + Tile<D>::K_SCALES), token, word);
-            v[f].load(tile + Tile<D>::V_CODES, (const device half*)(tile + Tile<D>::V_SCALES), token, word);
+            const device uint* f_codes = codes + 8 * f * Tile<D>::WORDS;
+            const device half* f_scales = scales + 8 * f * Tile<D>::GROUPS;
+            k[f].load(f_codes, f_scales, word);
+            v[f].load(f_codes + Tile<D>::V_CODES, f_scales + 2 * Tile<D>::V_CODES, word);
           }
+          codes += 8 * F * Tile<D>::WORDS;
+          scales += 8 * F * Tile<D>::GROUPS;
           matrix s[M * F];
+          UNROLL
           for (int r = 0; r < M; r++) {
+            UNROLL
             for (int f = 0; f < F; f++) {
               elements(s[r * F + f]) = mean_scores[r];
             }
           }
           score(k, s);
-          accumulate<false>(s, v, t);
+          accumulate<false>(s, v, 0);
         }
       }
     }
@@ -250,11 +292,13 @@ struct MatrixSplit {
     for (int t = first + stream * 8 * F; t < last; t += STREAMS * 8 * F) {
       Dense k[F], v[F];
       matrix s[M * F];
+      UNROLL
       for (int f = 0; f < F; f++) {
         const int token = t + 8 * f + place.row;
         k[f].load(keys + size_t(token) * D, token < last, place.quarter * N);
         v[f].load(values + size_t(token) * D, token < last, place.quarter * N);
       }
+      UNROLL
       for (int r = 0; r < M * F; r++) {
         elements(s[r]) = float2(0);
       }
@@ -267,6 +311,7 @@ struct MatrixSplit {
 
   // Merges the streams in `out` (ROWS x D, over the queries). `stats`: m and l of every row and stream.
   void merge(threadgroup float* out, threadgroup float* stats) thread {
+    UNROLL
     for (int r = 0; r < M; r++) {
       l[r] = row_sum(l[r]);
       if (place.quarter == 0) {
@@ -277,8 +322,10 @@ struct MatrixSplit {
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
     float shrink[M];
+    UNROLL
     for (int r = 0; r < M; r++) {
       float top = -INFINITY;
+      UNROLL
       for (int n = 0; n < STREAMS; n++) {
         top = max(top, stats[stat(8 * (tile * M + r) + place.row, n)]);
       }
@@ -286,7 +333,9 @@ struct MatrixSplit {
     }
     for (int n = 0; n < STREAMS; n++) {
       if (n == stream) {
+        UNROLL
         for (int r = 0; r < M; r++) {
+          UNROLL
           for (int j = 0; j < FRAGMENTS; j++) {
             const int channel = 8 * (place.quarter * N + j / 4) + j % 4;
             threadgroup float* x = out + (8 * (tile * M + r) + place.row) * D + channel;

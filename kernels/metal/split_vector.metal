@@ -24,30 +24,35 @@ struct VectorSplit {
   static constexpr constant int STATS = SIMDGROUPS * ROWS;
   static_assert(BLOCK_TOKENS % (STREAMS * STEPS * TOKENS) == 0, "a block must divide into whole steps");
 
-  using Code = CodeRow<D, N>;
-  using Dense = DenseRow<C, D, N>;
-  using Mean = DenseRow<half, D, N>;
+  using Code = CodeRow<D, N, LANES>;
+  using Dense = DenseRow<C, D, N, LANES>;
+  using Mean = DenseRow<half, D, N, LANES>;
 
+  static constexpr constant bool ROWS_TOGETHER = false;
   static int at(int row, int channel) { return row * D + channel; }
 
   ushort lane, word, token;  // word: first of this lane's; token: of the TOKENS
+  ushort first_lane;         // of those that share the token
   int stream;
   float2 q[ROWS][4 * N], o[ROWS][4 * N];
   float m, l;                // of row lane % ROWS, l of this lane's tokens only
   int low, high;             // tokens of a dense part that this row sees
   int origins[ROWS];         // where the query rows start in q
 
-  void begin(Work work, ushort simdgroup, ushort simd_lane) thread {
+  void begin(Work work, threadgroup const Row* rows, ushort simdgroup, ushort simd_lane) thread {
     lane = simd_lane;
     word = lane % LANES * N;
     token = lane / LANES;
+    first_lane = token * LANES;
     stream = simdgroup;
     m = -INFINITY;
     l = 0;
-    low = work.low(work.row(lane % ROWS));
-    high = work.high(work.row(lane % ROWS));
+    low = work.low(rows[lane % ROWS]);
+    high = work.high(rows[lane % ROWS]);
+    UNROLL
     for (int r = 0; r < ROWS; r++) {
-      origins[r] = work.global_row(work.row(r)) * D;
+      origins[r] = rows[r].number * D;
+      UNROLL
       for (int i = 0; i < 4 * N; i++) {
         o[r][i] = float2(0);
       }
@@ -55,7 +60,9 @@ struct VectorSplit {
   }
 
   void set_queries(threadgroup const float* rows) thread {
+    UNROLL
     for (int r = 0; r < ROWS; r++) {
+      UNROLL
       for (int i = 0; i < 4 * N; i++) {
         const int channel = 8 * (word + i / 4) + i % 4;
         q[r][i] = channel < D ? float2(rows[r * D + channel], rows[r * D + channel + 4]) : float2(0);
@@ -66,13 +73,17 @@ struct VectorSplit {
   // Adds the dot products with one token to its ROWS of the values to reduce.
   template <typename Row>
   static void dot(const thread Row& k, const thread float2 (&with)[ROWS][4 * N], thread float* values) {
+    UNROLL
     for (int r = 0; r < ROWS; r++) {
       values[r] = 0;
     }
+    UNROLL
     for (int i = 0; i < N; i++) {
       float2 pairs[4];
       k.words(i, pairs);
+      UNROLL
       for (int r = 0; r < ROWS; r++) {
+        UNROLL
         for (int p = 0; p < 4; p++) {
           values[r] = fma(with[r][4 * i + p].x, pairs[p].x, values[r]);
           values[r] = fma(with[r][4 * i + p].y, pairs[p].y, values[r]);
@@ -83,8 +94,10 @@ struct VectorSplit {
 
   // Sums LANES values over LANES lanes; lane i of them ends with value i.
   float reduce(thread float* values) const thread {
+    UNROLL
     for (int n = LANES / 2; n > 0; n /= 2) {
       const bool upper = lane & n;
+      UNROLL
       for (int i = 0; i < n; i++) {
         const float mine = upper ? values[i + n] : values[i], theirs = upper ? values[i] : values[i + n];
         values[i] = mine + simd_shuffle_xor(theirs, ushort(n));
@@ -97,6 +110,7 @@ struct VectorSplit {
   template <typename Row>
   void accumulate(float score, const thread Row* v) thread {
     float top = score;
+    UNROLL
     for (int n = ROWS; n < 32; n *= 2) {
       top = max(top, simd_shuffle_xor(top, ushort(n)));
     }
@@ -105,8 +119,10 @@ struct VectorSplit {
     if (simd_any(top > m)) {
       const float shrink = fast::exp2(m - base);
       l *= shrink;
+      UNROLL
       for (int r = 0; r < ROWS; r++) {
         const float x = simd_shuffle(shrink, ushort(r));
+        UNROLL
         for (int i = 0; i < 4 * N; i++) {
           o[r][i] *= x;
         }
@@ -115,15 +131,20 @@ struct VectorSplit {
     }
     const float weight = fast::exp2(score - base);
     l += weight;
+    UNROLL
     for (int t = 0; t < STEPS; t++) {
       float weights[ROWS];
+      UNROLL
       for (int r = 0; r < ROWS; r++) {
-        weights[r] = simd_shuffle(weight, ushort(lane / LANES * LANES + t * ROWS + r));
+        weights[r] = simd_shuffle(weight, ushort(first_lane + t * ROWS + r));
       }
+      UNROLL
       for (int i = 0; i < N; i++) {
         float2 pairs[4];
         v[t].words(i, pairs);
+        UNROLL
         for (int r = 0; r < ROWS; r++) {
+          UNROLL
           for (int p = 0; p < 4; p++) {
             o[r][4 * i + p] = fma(pairs[p], float2(weights[r]), o[r][4 * i + p]);
           }
@@ -139,9 +160,12 @@ struct VectorSplit {
     constexpr int BATCH = STEPS * TOKENS;
     for (int at = first; at < last; at += BATCH) {
       float values[LANES];
+      UNROLL
       for (int t = 0; t < STEPS; t++) {
         float2 plain[ROWS][4 * N];
+        UNROLL
         for (int r = 0; r < ROWS; r++) {
+          UNROLL
           for (int i = 0; i < 4 * N; i++) {
             const int channel = 8 * (word + i / 4) + i % 4;
             const device T* x = queries + origins[r] + channel;
@@ -155,16 +179,24 @@ struct VectorSplit {
       }
       const float means = reduce(values) * scale;
       for (int n = 0; n < min(BATCH, last - at); n++) {
+        // This lane's place in the first row of its stream; v's parts stand as far behind k's for codes and scales.
+        const int row = stream * (BLOCK_TOKENS / STREAMS) + token;
         const device uint* tile = tiles + (at + n) * stride;
+        const device uint* codes = tile + row * Tile<D>::WORDS + Code::words_at(word);
+        const device half* scales = (const device half*)(tile + Tile<D>::K_SCALES) + row * Tile<D>::GROUPS + Code::scales_at(word);
         const float mean = simd_shuffle(means, ushort(n % TOKENS * LANES + n / TOKENS * ROWS + lane % ROWS));
-        const int end = (stream + 1) * (BLOCK_TOKENS / STREAMS);
-        for (int from = stream * (BLOCK_TOKENS / STREAMS); from < end; from += STEPS * TOKENS) {
+        for (int from = 0; from < BLOCK_TOKENS / STREAMS; from += STEPS * TOKENS) {
           Code k[STEPS], v[STEPS];
+          UNROLL
           for (int t = 0; t < STEPS; t++) {
-            const int at_token = from + t * TOKENS + token;
-            k[t].load(tile, (const device half*)(tile + Tile<D>::K_SCALES), at_token, word);
-            v[t].load(tile + Tile<D>::V_CODES, (const device half*)(tile + Tile<D>::V_SCALES), at_token, word);
+            const device uint* t_codes = codes + t * TOKENS * Tile<D>::WORDS;
+            const device half* t_scales = scales + t * TOKENS * Tile<D>::GROUPS;
+            k[t].load(t_codes, t_scales, word);
+            v[t].load(t_codes + Tile<D>::V_CODES, t_scales + 2 * Tile<D>::V_CODES, word);
           }
+          codes += STEPS * TOKENS * Tile<D>::WORDS;
+          scales += STEPS * TOKENS * Tile<D>::GROUPS;
+          UNROLL
           for (int t = 0; t < STEPS; t++) {
             dot(k[t], q, values + t * ROWS);
           }
@@ -179,11 +211,13 @@ struct VectorSplit {
     for (int from = first + stream * STEPS * TOKENS; from < last; from += STREAMS * STEPS * TOKENS) {
       Dense k[STEPS], v[STEPS];
       float scores[LANES];
+      UNROLL
       for (int t = 0; t < STEPS; t++) {
         const int at_token = from + t * TOKENS + token;
         k[t].load(keys + size_t(at_token) * D, at_token < last, word);
         v[t].load(values + size_t(at_token) * D, at_token < last, word);
       }
+      UNROLL
       for (int t = 0; t < STEPS; t++) {
         dot(k[t], q, scores + t * ROWS);
       }
@@ -197,6 +231,7 @@ struct VectorSplit {
 
   // Merges the streams in `out` (ROWS x D, over the queries). `stats`: m and l of every row and stream.
   void merge(threadgroup float* out, threadgroup float* stats) thread {
+    UNROLL
     for (int n = ROWS; n < 32; n *= 2) {
       l += simd_shuffle_xor(l, ushort(n));
     }
@@ -206,13 +241,17 @@ struct VectorSplit {
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
     float top = -INFINITY;
+    UNROLL
     for (int n = 0; n < STREAMS; n++) {
       top = max(top, stats[stat(lane % ROWS, n)]);
     }
     const float shrink = m == -INFINITY ? 0.0f : fast::exp2(m - top);
+    UNROLL
     for (int r = 0; r < ROWS; r++) {
       const float x = simd_shuffle(shrink, ushort(r));
+      UNROLL
       for (int i = 0; i < 4 * N; i++) {
+        UNROLL
         for (int n = LANES; n < 32; n *= 2) {
           o[r][i].x += simd_shuffle_xor(o[r][i].x, ushort(n));
           o[r][i].y += simd_shuffle_xor(o[r][i].y, ushort(n));
@@ -222,7 +261,9 @@ struct VectorSplit {
     }
     for (int n = 0; n < STREAMS; n++) {
       if (n == stream && token == 0) {
+        UNROLL
         for (int r = 0; r < ROWS; r++) {
+          UNROLL
           for (int i = 0; i < 4 * N; i++) {
             const int channel = 8 * (word + i / 4) + i % 4;
             threadgroup float* x = out + r * D + channel;

@@ -9,6 +9,7 @@
 #include <metal_stdlib>
 using namespace metal;
 
+
 constant constexpr int BLOCK_TOKENS = 128;
 
 template <int D>
@@ -23,57 +24,73 @@ struct Tile {
   static constexpr constant int SIZE = V_SCALES + BLOCK_TOKENS * GROUPS / 2;
 };
 
+// A scale, and what it makes of the offsets that the two places of a code in a half bring along.
+struct Scale {
+  float scale, low, high;
+};
+inline Scale scale_of(half x) {
+  const float scale = float(x);
+  return {scale, -1031.5f * scale, -71.5f * scale};
+}
+
 // Codes and scale of one word to its numbers: out[p] = channels (p, p + 4).
-inline void dequantize(uint word, float scale, thread float2* out) {
-  const float low = -1031.5f * scale, high = -71.5f * scale;
+inline void dequantize(uint word, Scale s, thread float2* out) {
   const uint upper = word >> 8;
   const half2 a = as_type<half2>((word & 0x000f000fu) | 0x64006400u);
   const half2 b = as_type<half2>((word & 0x00f000f0u) | 0x54005400u);
   const half2 c = as_type<half2>((upper & 0x000f000fu) | 0x64006400u);
   const half2 d = as_type<half2>((upper & 0x00f000f0u) | 0x54005400u);
-  out[0] = float2(fma(float(a.x), scale, low), fma(float(a.y), scale, low));
-  out[1] = float2(fma(float(b.x), scale, high), fma(float(b.y), scale, high));
-  out[2] = float2(fma(float(c.x), scale, low), fma(float(c.y), scale, low));
-  out[3] = float2(fma(float(d.x), scale, high), fma(float(d.y), scale, high));
+  out[0] = float2(fma(float(a.x), s.scale, s.low), fma(float(a.y), s.scale, s.low));
+  out[1] = float2(fma(float(b.x), s.scale, s.high), fma(float(b.y), s.scale, s.high));
+  out[2] = float2(fma(float(c.x), s.scale, s.low), fma(float(c.y), s.scale, s.low));
+  out[3] = float2(fma(float(d.x), s.scale, s.high), fma(float(d.y), s.scale, s.high));
 }
 
-// N consecutive words of one token's codes, starting at word `first`. Words past the head size are zeros.
-template <int D, int N>
+// A lane's share of one token's codes: N consecutive words, from word `first` of its row. LANES lanes share a row;
+// where they hold more than it has, the words past its end are zeros.
+template <int D, int N, int LANES>
 struct CodeRow {
   static constexpr constant int WORDS = Tile<D>::WORDS;
+  static constexpr constant bool PADDED = N * LANES != WORDS;
   // The widest load that every row and every lane's share is aligned to.
   static constexpr constant int VEC = WORDS % 4 == 0 && N % 4 == 0 ? 4 : WORDS % 2 == 0 && N % 2 == 0 ? 2 : 1;
   static constexpr constant bool ONE_SCALE = Tile<D>::GROUP_WORDS % N == 0;
   uint codes[N];
-  float scales[ONE_SCALE ? 1 : N];
+  Scale scales[ONE_SCALE ? 1 : N];
 
-  void load(const device uint* part, const device half* part_scales, int token, int first) {
-    const device uint* row = part + token * WORDS + first;
+  // Where a lane's share starts, from the row's start: of codes, of scales.
+  static int words_at(int first) { return PADDED ? min(first, WORDS - 1) : first; }
+  static int scales_at(int first) { return ONE_SCALE ? words_at(first) / Tile<D>::GROUP_WORDS : 0; }
+
+  // words, row_scales: from words_at(first) and scales_at(first) of the row.
+  void load(const device uint* words, const device half* row_scales, int first) {
+    UNROLL
     for (int i = 0; i < N; i += VEC) {
-      if (first + i >= WORDS) {
+      if (PADDED && first + i >= WORDS) {
+        UNROLL
         for (int j = 0; j < VEC; j++) {
           codes[i + j] = 0;
         }
       } else if (VEC == 4) {
-        const uint4 x = *(const device uint4*)(row + i);
+        const uint4 x = *(const device uint4*)(words + i);
         codes[i] = x[0];
         codes[i + VEC / 4] = x[1];
         codes[i + VEC / 2] = x[2];
         codes[i + VEC - 1] = x[3];
       } else if (VEC == 2) {
-        const uint2 x = *(const device uint2*)(row + i);
+        const uint2 x = *(const device uint2*)(words + i);
         codes[i] = x[0];
         codes[i + VEC - 1] = x[1];
       } else {
-        codes[i] = row[i];
+        codes[i] = words[i];
       }
     }
-    const device half* s = part_scales + token * Tile<D>::GROUPS;
     if (ONE_SCALE) {
-      scales[0] = float(s[min(first, WORDS - 1) / Tile<D>::GROUP_WORDS]);
+      scales[0] = scale_of(row_scales[0]);
     } else {
+      UNROLL
       for (int i = 0; i < N; i++) {
-        scales[ONE_SCALE ? 0 : i] = float(s[min(first + i, WORDS - 1) / Tile<D>::GROUP_WORDS]);
+        scales[ONE_SCALE ? 0 : i] = scale_of(row_scales[min(first + i, WORDS - 1) / Tile<D>::GROUP_WORDS]);
       }
     }
   }
@@ -83,14 +100,16 @@ struct CodeRow {
   }
 };
 
-// The same of a dense row of D numbers; a null token is zeros.
-template <typename T, int D, int N>
+// The same of a dense row of D numbers, from its start; a token that isn't there is zeros.
+template <typename T, int D, int N, int LANES>
 struct DenseRow {
+  static constexpr constant bool PADDED = N * LANES != D / 8;
   vec<T, 4> numbers[2 * N];
 
   void load(const device T* row, bool there, int first) {
+    UNROLL
     for (int i = 0; i < N; i++) {
-      if (there && first + i < D / 8) {
+      if (there && (!PADDED || first + i < D / 8)) {
         numbers[2 * i] = *(const device vec<T, 4>*)(row + 8 * (first + i));
         numbers[2 * i + 1] = *(const device vec<T, 4>*)(row + 8 * (first + i) + 4);
       } else {
@@ -101,6 +120,7 @@ struct DenseRow {
   }
 
   void words(int i, thread float2* out) const thread {
+    UNROLL
     for (int p = 0; p < 4; p++) {
       out[p] = float2(float(numbers[2 * i][p]), float(numbers[2 * i + 1][p]));
     }

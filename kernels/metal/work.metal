@@ -11,6 +11,11 @@ using namespace metal;
 
 enum class Part { blocks, sinks, tail };
 
+// A query row: its number among all B * num_q_heads * Sq, and the tail tokens up to its own.
+struct Row {
+  int number, end;
+};
+
 struct Work {
   Part part;
   int split;       // of the row's partials
@@ -20,24 +25,20 @@ struct Work {
   int first, last; // range: blocks, or tokens of a dense part
   int head, num_heads, rows_per_batch, num_queries, num_splits, tail_length, window;
 
-  // The number of the tile's n-th row; rows that aren't there stand for the first, and are never written.
-  int row(int n) const thread {
-    return row0 + (n < num_rows ? n : 0);
+  // The tile's n-th row. Rows that aren't there stand for the first, and are never written.
+  Row row(int n) const thread {
+    const int i = row0 + (n < num_rows ? n : 0);
+    Row r;
+    r.number = ((i / rows_per_batch) * num_heads + head) * rows_per_batch + i % rows_per_batch;
+    r.end = tail_length - num_queries + i % num_queries + 1;
+    return r;
   }
-  // Where row i of this KV head stands among all B * num_q_heads * Sq rows.
-  int global_row(int i) const thread {
-    return ((i / rows_per_batch) * num_heads + head) * rows_per_batch + i % rows_per_batch;
+  // A row sees the tokens [low, high) of this range of a dense part.
+  int low(Row row) const thread {
+    return part == Part::tail && window > 0 ? max(first, row.end - window) : first;
   }
-  // Row i sees the tokens [low, high) of this range of a dense part.
-  int low(int i) const thread {
-    return part == Part::tail && window > 0 ? max(first, end(i) - window) : first;
-  }
-  int high(int i) const thread {
-    return part == Part::tail ? min(last, end(i)) : last;
-  }
-  // Behind the row's own token, the last it sees of its tail.
-  int end(int i) const thread {
-    return tail_length - num_queries + i % num_queries + 1;
+  int high(Row row) const thread {
+    return part == Part::tail ? min(last, row.end) : last;
   }
 };
 

@@ -52,9 +52,12 @@ class Statistics:
     num_accesses: int = 0
     threadgroup_bytes: int = 0
     bytes_read: dict[str, int] = field(default_factory=dict)
+    loads: dict[str, int] = field(default_factory=dict)
+    """Reads of any width, by all threads."""
     bytes_written: dict[str, int] = field(default_factory=dict)
     threadgroup_bytes_read: int = 0
     threadgroup_bytes_written: int = 0
+    threadgroup_accesses: int = 0
     operations: dict[str, int] = field(default_factory=dict)
     """Collective operation → how often a simdgroup (barriers: a threadgroup) did it."""
 
@@ -100,6 +103,9 @@ class _Result(ctypes.Structure):
         ("written", ctypes.c_uint64 * _COUNTED_BUFFERS),
         ("threadgroup_read", ctypes.c_uint64),
         ("threadgroup_written", ctypes.c_uint64),
+        ("loads", ctypes.c_uint64 * _COUNTED_BUFFERS),
+        ("threadgroup_loads", ctypes.c_uint64),
+        ("threadgroup_stores", ctypes.c_uint64),
         ("operations", _OpCount * _COUNTED_OPS),
         ("report", ctypes.c_char * (1 << 16)),
     )
@@ -165,8 +171,10 @@ def _statistics(buffers: Mapping[int, Buffer], result: _Result) -> Statistics:
         num_accesses=result.accesses,
         threadgroup_bytes=result.threadgroup_bytes,
         bytes_read={b.name: result.read[i] for i, b in buffers.items() if result.read[i]},
+        loads={b.name: result.loads[i] for i, b in buffers.items() if result.loads[i]},
         bytes_written={b.name: result.written[i] for i, b in buffers.items() if result.written[i]},
         threadgroup_bytes_read=result.threadgroup_read,
         threadgroup_bytes_written=result.threadgroup_written,
+        threadgroup_accesses=result.threadgroup_loads + result.threadgroup_stores,
         operations={op.name.decode(): op.count for op in result.operations if op.count},
     )

@@ -29,6 +29,7 @@ struct OpCount { char name[40]; u64 count; };              // of a simdgroup's o
 struct Result {
   int status; u32 tg_bytes; u64 threads, switches, accesses, rendezvous; double seconds;
   u64 read[COUNTED_BUFFERS], written[COUNTED_BUFFERS], tg_read, tg_written;   // bytes
+  u64 loads[COUNTED_BUFFERS], tg_loads, tg_stores;                           // accesses of any width
   OpCount ops[COUNTED_OPS]; char report[1 << 16];
 };
 struct Info {                                             // same layout as mtl::thread_info
@@ -307,8 +308,9 @@ static inline __attribute__((always_inline)) void access(const volatile void* p,
   if (__builtin_expect(o - r.base + n > r.bytes || o < r.base, 0))
     fatal("out-of-bounds", pc, 0, "%s of %u bytes at %s: %s", write ? "write" : "read", n, place(o), who(cur));
   if (__builtin_expect(aligned && (o & (n - 1)), 0)) finding("misaligned", pc, 0, "%u-byte access at %s is not %u-byte aligned: %s", n, place(o), n, who(cur));
-  if (write != 2) *(r.tg ? &res->tg_read : &res->read[id ? (id - 1) % COUNTED_BUFFERS : 0]) += n;
-  if (write) *(r.tg ? &res->tg_written : &res->written[id ? (id - 1) % COUNTED_BUFFERS : 0]) += n;
+  u32 buffer = id ? (id - 1) % COUNTED_BUFFERS : 0;
+  if (write != 2) { if (r.tg) { res->tg_read += n; res->tg_loads++; } else { res->read[buffer] += n; res->loads[buffer]++; } }
+  if (write) { if (r.tg) { res->tg_written += n; res->tg_stores++; } else res->written[buffer] += n; }
   if (r.cells) tracked(r, o, n, write, pc, atomic);
   else if (__builtin_expect(write, 0)) finding("write-to-input", pc, 0, "write to %s, an input: %s", place(o), who(cur));
 }

@@ -51,7 +51,7 @@ _EMULATE = shlex.split(
 )
 # For counting: no memory checks, every basic block announces itself.
 _COUNT = shlex.split(
-    "-O1 -fPIC -DMTL_EMULATE -fno-vectorize -fno-slp-vectorize -gdwarf-4 -gline-tables-only "
+    "-O2 -fPIC -DMTL_EMULATE -fno-vectorize -fno-slp-vectorize -gdwarf-4 -gline-tables-only "
     "-fsanitize-coverage=trace-pc-guard,no-prune -w"
 )
 
