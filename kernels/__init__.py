@@ -11,7 +11,16 @@ from kernels.formats import BLOCK_TOKENS, TileLayout
 MAX_QUERIES = 16
 """The most query tokens that one call of `decode_attention` takes."""
 
-__all__ = ["BLOCK_TOKENS", "MAX_QUERIES", "CacheView", "TileLayout", "decode", "decode_attention", "encode"]
+__all__ = [
+    "BLOCK_TOKENS",
+    "MAX_QUERIES",
+    "CacheView",
+    "TileLayout",
+    "decode",
+    "decode_attention",
+    "encode",
+    "prefill_attention",
+]
 
 
 def decode_attention(q: mx.array, view: CacheView, scale: float, sinks: mx.array | None = None) -> mx.array:
@@ -36,6 +45,30 @@ def decode_attention(q: mx.array, view: CacheView, scale: float, sinks: mx.array
     else:
         attend = unfused.decode_attention if unfused.supports(q.shape[-1]) else reference.decode_attention
     return attend(q, view, scale, sinks).astype(q.dtype)
+
+
+def prefill_attention(q: mx.array, k: mx.array, v: mx.array, scale: float) -> mx.array:
+    """Causal attention of a sequence's newest tokens over dense keys and values, their own included.
+
+    The same inputs give the same bits, whatever the number of threads.
+
+    Args:
+        q: (1, num_q_heads, Sq, head_dim) after RoPE, any float dtype; query head h reads KV head
+            h // (num_q_heads / num_kv_heads), query i the keys 0 to T - Sq + i.
+        k, v: (1, num_kv_heads, T, head_dim) with T >= Sq; slices of a larger buffer are read in place.
+        scale: multiplies q · k.
+
+    Returns:
+        (1, num_q_heads, Sq, head_dim) of q's dtype.
+
+    Raises:
+        ValueError: if a shape doesn't fit; the message names both sides.
+    """
+    _check_dense(q, k, v)
+    library = _cpu_library()
+    if library and library.takes(q, k, v):
+        return library.prefill_attention(q, k, v, scale)
+    return mx.fast.scaled_dot_product_attention(q, k, v, scale=scale, mask="causal")
 
 
 def encode(k: mx.array, v: mx.array) -> mx.array:
@@ -70,6 +103,21 @@ def decode(tiles: mx.array, head_dim: int, dtype: mx.Dtype = mx.float32) -> tupl
 def _cpu_library() -> cpu.Library | None:
     """The C++ kernels if that is where MLX computes and they could be built."""
     return cpu.library() if mx.default_device() == mx.Device(mx.cpu) else None
+
+
+def _check_dense(q: mx.array, k: mx.array, v: mx.array) -> None:
+    batch, num_q_heads, num_queries, head_dim = q.shape
+    rows, num_kv_heads, num_tokens, kv_dim = k.shape
+    if k.shape != v.shape or batch != rows or num_q_heads % num_kv_heads or head_dim != kv_dim:
+        raise ValueError(
+            f"queries {q.shape} do not fit keys {k.shape} and values {v.shape}: expected both to be "
+            f"({batch}, a divisor of {num_q_heads}, T, {head_dim})"
+        )
+    if not 1 <= num_queries <= num_tokens:
+        raise ValueError(
+            f"{num_queries} query tokens over {num_tokens} keys: expected 1 to {num_tokens}, "
+            "since a query's own key is among them"
+        )
 
 
 def _check(q: mx.array, view: CacheView) -> None:

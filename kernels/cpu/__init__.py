@@ -38,6 +38,15 @@ class _Attention(ctypes.Structure):
     )
 
 
+class _Prefill(ctypes.Structure):
+    _fields_ = (
+        *((name, _Tensor) for name in ("q", "out", "k", "v")),
+        *((n, ctypes.c_int32) for n in ("num_q_heads", "num_kv_heads", "num_queries", "num_tokens")),
+        ("head_dim", ctypes.c_int32),
+        ("scale", ctypes.c_float),
+    )
+
+
 class _Recode(ctypes.Structure):
     _fields_ = (
         ("k", _Tensor),
@@ -105,6 +114,36 @@ class Library:
         self._call(self._lib.longleaf_attend, job)
         result = mx.array(out)
         return result.view(mx.bfloat16) if dense[0].dtype == mx.bfloat16 else result
+
+    def prefill_attention(self, q: mx.array, k: mx.array, v: mx.array, scale: float) -> mx.array:
+        """As `kernels.prefill_attention`, for what `takes` says. Evaluates what it reads.
+
+        The result lies in memory token by token, as the projection that follows reads it.
+        """
+        _, num_q_heads, num_queries, head_dim = q.shape
+        num_kv_heads, num_tokens = k.shape[1:3]
+        out = mx.zeros((1, num_queries, num_q_heads, head_dim))
+        mx.eval(q, k, v, out)
+        held = _Held()
+        job = _Prefill(
+            held.tensor(q),
+            held.raw(_numpy(out).swapaxes(1, 2), _DTYPES[mx.float32]),
+            held.tensor(k),
+            held.tensor(v),
+            num_q_heads,
+            num_kv_heads,
+            num_queries,
+            num_tokens,
+            head_dim,
+            scale,
+        )
+        self._call(self._lib.longleaf_prefill, job)
+        return out.swapaxes(1, 2)
+
+    @staticmethod
+    def takes(q: mx.array, k: mx.array, v: mx.array) -> bool:
+        """Whether `prefill_attention` has code for these: one sequence in float32, whole vectors."""
+        return q.shape[0] == 1 and q.shape[3] % 16 == 0 and {q.dtype, k.dtype, v.dtype} == {mx.float32}
 
     def encode(self, k: mx.array, v: mx.array) -> mx.array:
         """As `kernels.encode`."""

@@ -32,6 +32,15 @@ struct Attention {
   float scale;
 };
 
+// Causal attention over dense tokens, all float32: query i sees keys 0 .. num_tokens - num_queries + i.
+struct Prefill {
+  Tensor q, out;                    // [1][q head][query]
+  Tensor k, v;                      // [1][KV head][token]
+  int32_t num_q_heads, num_kv_heads, num_queries, num_tokens;
+  int32_t head_dim;                 // a multiple of 16
+  float scale;
+};
+
 // Keys and values of whole blocks against tiles, in either direction.
 struct Recode {
   Tensor k, v;                      // [KV head][token]
@@ -75,6 +84,9 @@ struct InstructionSet {
   const char* name;
   int64_t (*attend_scratch)(const Attention&, const Plan&);
   void (*attend)(const Attention&, const Plan&, int item, float* scratch);
+  int64_t (*prefill_scratch)(const Prefill&);
+  int (*prefill_items)(const Prefill&);
+  void (*prefill)(const Prefill&, int item, float* scratch);
   int64_t (*recode_scratch)(int head_dim);
   void (*encode)(const Recode&, int tile, float* scratch);
   void (*decode)(const Recode&, int tile, float* scratch);

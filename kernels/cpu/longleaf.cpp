@@ -186,6 +186,16 @@ Plan cut(const Attention& a, int threads) {
   return plan;
 }
 
+struct PrefillJob {
+  const InstructionSet* set;
+  const Prefill* prefill;
+};
+
+void prefill_item(const void* what, int item, float* scratch) {
+  const PrefillJob& job = *(const PrefillJob*)what;
+  job.set->prefill(*job.prefill, item, scratch);
+}
+
 struct RecodeJob {
   const Recode* recode;
   void (*one)(const Recode&, int, float*);
@@ -237,6 +247,17 @@ EXPORT int longleaf_attend(const Attention* a, const InstructionSet* set, int th
     for (int h = 0; h < a->num_kv_heads; ++h) plan.pending[h] = plan.items / a->num_kv_heads;
     done = run(p, {attend_item, &job, plan.items, set->attend_scratch(*a, plan), 0}, threads);
   }
+  pthread_mutex_unlock(&p.call);
+  return done ? 0 : 1;
+}
+
+EXPORT int longleaf_prefill(const Prefill* a, const InstructionSet* set, int threads) {
+  const PrefillJob job = {set, a};
+  Pool* mine = current();
+  if (!mine) return 1;
+  Pool& p = *mine;
+  pthread_mutex_lock(&p.call);
+  const bool done = run(p, {prefill_item, &job, set->prefill_items(*a), set->prefill_scratch(*a), 0}, threads);
   pthread_mutex_unlock(&p.call);
   return done ? 0 : 1;
 }

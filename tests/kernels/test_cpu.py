@@ -482,6 +482,10 @@ for isa in ("avx512", "avx2", "baseline"):
         tail = make_view(0, num_tail=1500, num_sinks=0)
         view = type(tail)(tail.sinks_k, tail.sinks_v, tail.tiles, 0, tail.tail_k, tail.tail_v, window=window)
         backend.decode_attention(queries(2, 2, 64), view, 1.0)
+    for num_queries, num_tokens, size in ((1, 1, 1.0), (70, 300, 1e6)):
+        k = mx.random.normal((1, 2, num_tokens, 64))
+        out = backend.prefill_attention(queries(6, num_queries, 64, size=size), k, k, 1.0)
+        assert not mx.any(mx.isnan(out))
 print("done")
 """
 
