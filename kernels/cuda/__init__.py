@@ -7,11 +7,15 @@ other backend they are canonical (kernels/formats.py). Both have the same shape 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
 import mlx.core as mx
 
 from kernels.cache_view import CacheView
 from kernels.cuda import launch, plan
-from kernels.cuda.device import available, device
+from kernels.cuda.device import Device, available, device
 from kernels.formats import BLOCK_TOKENS, TileLayout
 
 __all__ = ["available", "decode", "decode_attention", "encode", "to_canonical", "to_device_order"]
@@ -23,66 +27,74 @@ def decode_attention(q: mx.array, view: CacheView, scale: float, sinks: mx.array
     float16 and bfloat16 queries take tensor cores, float32 ones a simple kernel in fp32. Two launches; the
     partials between them grow with the number of multiprocessors, not with the context.
     """
-    batch, num_q_heads, num_queries, head_dim = q.shape
+    dtype, num_blocks, lengths = q.dtype, view.num_blocks, view.tail_lengths
     num_sinks = view.sinks_k.shape[1]
     _, num_kv_heads, num_tail, _ = view.tail_k.shape
-    group = num_q_heads // num_kv_heads
-    per_batch = group * num_queries
-    on, dtype = device(), q.dtype
-    shape = None if dtype == mx.float32 else plan.shape_for(head_dim, batch * per_batch, on)
-    rows, threads, step, per_cta, per_sm = (
-        (shape.rows, 32 * shape.warps, 16, shape.warps, shape.per_sm)
-        if shape
-        else (plan.SIMPLE_WARPS, 32 * plan.SIMPLE_WARPS, 32, plan.SIMPLE_PIECES_PER_CTA, 1)
-    )
-    row_groups = -(-batch * per_batch // rows)
-    touched = plan.batches_touched(rows, per_batch, batch)
-    ctas, dense_ctas = plan.num_ctas(
-        num_kv_heads=num_kv_heads,
-        row_groups=row_groups,
-        slots=on.num_multiprocessors * per_sm,
-        stream_ctas=-(-4 * view.num_blocks // (per_cta if shape else 1)),
-        dense_pieces=-(-num_sinks // step) + touched * -(-num_tail // step),
-        per_cta=per_cta,
-    )
-    split, (has_sinks, has_tiles, has_lengths) = launch.split_kernel(
-        head_dim,
-        dtype,
-        shape,
-        on.bulk_copies,
-        scale,
-        view.window or 0,
-        num_sinks > 0,
-        view.num_blocks > 0,
-        view.tail_lengths is not None,
-    )
-    inputs = [q, view.tail_k.astype(dtype), view.tail_v.astype(dtype)]
-    if has_sinks:
+    logits = None if sinks is None else sinks.dtype
+    shape = (*q.shape, num_kv_heads, num_sinks, num_tail, num_blocks)
+    both = _plan(device(), shape, dtype, scale, view.window or 0, lengths is not None, logits)
+    inputs = [both.numbers, q, view.tail_k.astype(dtype), view.tail_v.astype(dtype)]
+    if num_sinks:
         inputs += [view.sinks_k.astype(dtype), view.sinks_v.astype(dtype)]
-    if has_tiles:
-        # The number of blocks travels as a shape: no copy, no recompilation, no load before the first tile.
-        whole = view.num_blocks == view.tiles.shape[0]
-        inputs.append(view.tiles if whole else view.tiles[: view.num_blocks])
-    if has_lengths:
-        assert view.tail_lengths is not None
-        inputs.append(view.tail_lengths.astype(mx.int32))
-    partials = (num_kv_heads, ctas + dense_ctas, batch, group, num_queries)
-    po, pl = split(
-        inputs=inputs,
-        grid=(row_groups * threads, ctas, num_kv_heads),
-        threadgroup=(threads, 1, 1),
-        output_shapes=[(*partials, head_dim), partials],
-        output_dtypes=[mx.float32, mx.float32],
-    )
-    combine = launch.combine_kernel(head_dim, dtype, None if sinks is None else sinks.dtype)
-    out: mx.array = combine(
-        inputs=[po, pl] if sinks is None else [po, pl, sinks],
-        grid=(batch * per_batch * 512, num_kv_heads, 1),
-        threadgroup=(512, 1, 1),
-        output_shapes=[q.shape],
-        output_dtypes=[dtype],
-    )[0]
+    if num_blocks:
+        # The number of blocks travels as a shape too.
+        inputs.append(view.tiles if num_blocks == view.tiles.shape[0] else view.tiles[:num_blocks])
+    if lengths is not None:
+        inputs.append(lengths.astype(mx.int32))
+    partials = both.split(inputs=inputs, **both.split_arguments)
+    if sinks is not None:
+        partials.append(sinks)
+    out: mx.array = both.combine(inputs=partials, **both.combine_arguments)[0]
     return out
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """Both launches of one call shape."""
+
+    numbers: mx.array
+    split: launch.Kernel
+    split_arguments: dict[str, Any]
+    combine: launch.Kernel
+    combine_arguments: dict[str, Any]
+
+
+@lru_cache(maxsize=4096)
+def _plan(
+    on: Device,
+    shape: tuple[int, ...],
+    dtype: mx.Dtype,
+    scale: float,
+    window: int,
+    has_lengths: bool,
+    logits: mx.Dtype | None,
+) -> _Plan:
+    """All layers of a model share it for a token, which keeps the host's part of a call short."""
+    batch, num_q_heads, num_queries, head_dim, num_kv_heads, num_sinks, num_tail, num_blocks = shape
+    group = num_q_heads // num_kv_heads
+    rows = batch * group * num_queries
+    build = plan.Simple() if dtype == mx.float32 else plan.build_for(head_dim, rows, on)
+    cut = plan.cut(build, on, batch, num_kv_heads, group * num_queries, num_sinks, num_tail, num_blocks)
+    partials = (num_kv_heads, cut.partials, batch, group, num_queries)
+    return _Plan(
+        numbers=launch.numbers(cut.shape),
+        split=launch.split_kernel(
+            head_dim, dtype, build, scale, window, num_sinks > 0, num_blocks > 0, has_lengths
+        ),
+        split_arguments={
+            "grid": (cut.num_ctas * build.threads, 1, 1),
+            "threadgroup": (build.threads, 1, 1),
+            "output_shapes": [(*partials, head_dim), partials],
+            "output_dtypes": [mx.float32, mx.float32],
+        },
+        combine=launch.combine_kernel(head_dim, dtype, logits),
+        combine_arguments={
+            "grid": (rows * launch.COMBINE_THREADS, num_kv_heads, 1),
+            "threadgroup": (launch.COMBINE_THREADS, 1, 1),
+            "output_shapes": [shape[:4]],
+            "output_dtypes": [dtype],
+        },
+    )
 
 
 def encode(k: mx.array, v: mx.array) -> mx.array:

@@ -15,9 +15,9 @@ constexpr int VALUES_WORD = CODE_WORDS + SCALE_WORDS + D / 2;  // first word of 
 constexpr float HALF_MAX = 65504.f;
 constexpr bool REORDER_STAGED = 2 * TILE <= 98304;  // the source in shared memory too, where every device has room
 
-__device__ __forceinline__ int code_of(float x, float scale) {
-  return (int)fminf(fmaxf(floorf(__fdiv_rn(x, fmaxf(scale, 1e-30f)) + 8.f), 0.f), 15.f);
-}
+// The code of x, as a float. inverse: of the scale; a division per value would take most of the time.
+__device__ __forceinline__ float code_of(float x, float inverse) { return fminf(fmaxf(floorf(fmaf(x, inverse, 8.f)), 0.f), 15.f); }
+__device__ __forceinline__ float inverse_of(float scale) { return 1.f / fmaxf(scale, 1e-30f); }
 
 template <class T>
 __device__ __forceinline__ void encode(const Strided<T>& k, const Strided<T>& v, u32* tiles) {
@@ -25,7 +25,7 @@ __device__ __forceinline__ void encode(const Strided<T>& k, const Strided<T>& v,
   __shared__ __align__(4) u8 codes[CODEC_WARPS][D];
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, h = blockIdx.y;
   const bool keys = blockIdx.z == 0;
-  const Strided<T>& x = keys ? k : v;
+  const Strided<T> x = choose(keys, k, v);
   u32* tile = tiles + ((i64)blockIdx.x * gridDim.y + h) * TILE_WORDS;
   u32* to = tile + (keys ? 0 : VALUES_WORD);
   __half* scales = (__half*)(to + CODE_WORDS);
@@ -75,16 +75,18 @@ __device__ __forceinline__ void encode(const Strided<T>& k, const Strided<T>& v,
 #pragma unroll 4
       for (int step = 0; step < 12; step++) {
         const float scale = __half2float(__float2half_rn(fminf(rms * (float)(0.24 + 0.02 * step), HALF_MAX)));
-        const float ea = first ? (code_of(a, scale) - 7.5f) * scale - a : 0.f;
-        const float eb = second ? (code_of(b, scale) - 7.5f) * scale - b : 0.f;
+        const float inverse = inverse_of(scale);
+        const float ea = first ? (code_of(a, inverse) - 7.5f) * scale - a : 0.f;
+        const float eb = second ? (code_of(b, inverse) - 7.5f) * scale - b : 0.f;
         const float error = warp_sum(ea * ea + eb * eb);
         if (error < best_error) {
           best_error = error;
           best = scale;
         }
       }
-      if (first) codes[warp][group * GROUP + lane] = code_of(a, best);
-      if (second) codes[warp][group * GROUP + lane + 32] = code_of(b, best);
+      const float inverse = inverse_of(best);
+      if (first) codes[warp][group * GROUP + lane] = (u8)code_of(a, inverse);
+      if (second) codes[warp][group * GROUP + lane + 32] = (u8)code_of(b, inverse);
       if (lane == 0) scales[n * GROUPS + group] = __float2half_rn(best);
     }
     __syncwarp();

@@ -1,28 +1,26 @@
 // Second launch: merge the partials of one (row, head), take the sink logit into the sum, undo the rotation.
 //
-// Grid: (rows, KV heads), 512 threads. Column c4 of four channels and slot w: threads of one slot read every
+// Grid: (rows, KV heads), 256 threads. Column c4 of four channels and slot w: threads of one slot read every
 // SLOTS-th partial, all loads in flight before the first is used. Accumulation: fp32.
 #pragma once
 #include "common.cuh"
 
 namespace longleaf {
 
-constexpr int COMBINE_THREADS = 512;
+constexpr int COMBINE_THREADS = 256;
 constexpr int MAX_PARTIALS = 512;
 
 // po: [head][partial][row][D], pl: [head][partial][row] base-2 log-sum-exp. sink_logits: per query head, or null.
 template <class T, class S>
 __device__ __forceinline__ void combine(const float* __restrict__ po, const float* __restrict__ pl, const S* sink_logits, T* __restrict__ out, int partials,
                                         int rows, int group, int num_queries) {
-  constexpr int COLUMNS = D / 4, SLOTS = COMBINE_THREADS / COLUMNS, AHEAD = 4;
+  constexpr int COLUMNS = D / 4, SLOTS = COMBINE_THREADS / COLUMNS, AHEAD = (40 + SLOTS - 1) / SLOTS;
   __shared__ float weight[MAX_PARTIALS];
   __shared__ __align__(16) float parts[SLOTS * D];
   __shared__ float total;
   const int h = blockIdx.y, row = blockIdx.x, heads = gridDim.y;
   const int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5;
   const int slot = tid / COLUMNS, c4 = tid % COLUMNS * 4;
-  const int b = row / (group * num_queries), x = row % (group * num_queries);
-  const int q_head = h * group + x / num_queries, query = x % num_queries;
   po += ((i64)h * partials * rows + row) * D + c4;
   pl += (i64)h * partials * rows + row;
   float4 v[AHEAD];
@@ -33,7 +31,8 @@ __device__ __forceinline__ void combine(const float* __restrict__ po, const floa
     if (slot < SLOTS && s < partials) v[i] = *(const float4*)(po + (i64)s * rows * D);
   }
   if (warp == 0) {
-    const float sink = sink_logits ? (float)sink_logits[q_head] * LOG2E : -INFINITY;
+    float sink = -INFINITY;
+    if (sink_logits) sink = (float)sink_logits[h * group + row / num_queries % group] * LOG2E;
     float top = fmaxf(NONE, sink);
     float e[4];  // the first 128 partials stay in registers, so that one round trip to memory is enough
 #pragma unroll
@@ -66,7 +65,7 @@ __device__ __forceinline__ void combine(const float* __restrict__ po, const floa
       const float e = s < partials ? weight[s] : 0.f;
       a.x += e * v[i].x; a.y += e * v[i].y; a.z += e * v[i].z; a.w += e * v[i].w;
     }
-#pragma unroll 1
+#pragma unroll 4
     for (int s = slot + AHEAD * SLOTS; s < partials; s += SLOTS) {
       const float e = weight[s];
       const float4 y = *(const float4*)(po + (i64)s * rows * D);
@@ -75,21 +74,19 @@ __device__ __forceinline__ void combine(const float* __restrict__ po, const floa
     *(float4*)&parts[slot * D + c4] = a;
   }
   __syncthreads();
-  // One barrier more than one warp adding every slot would need, for 16 times the threads.
-  float y = 0;
-  if (tid < D)
-#pragma unroll
-    for (int s = 0; s < SLOTS; s++) y += parts[s * D + tid];
-  __syncthreads();
-  if (tid < D) parts[tid] = y;
-  __syncthreads();
   if (warp) return;
   Row o;
 #pragma unroll
-  for (int i = 0; i < PER_LANE; i++) o.v[i] = lane + 32 * i < D ? parts[lane + 32 * i] : 0.f;
+  for (int i = 0; i < PER_LANE; i++) {
+    o.v[i] = 0;
+#pragma unroll
+    for (int s = 0; s < SLOTS; s++)
+      if (lane + 32 * i < D) o.v[i] += parts[s * D + lane + 32 * i];
+  }
   __syncwarp();
   rotate<true>(o, lane, parts);
-  out += (((i64)b * heads * group + q_head) * num_queries + query) * D;
+  const int b = row / (group * num_queries), x = row % (group * num_queries);  // late: they would delay the loads
+  out += (((i64)b * heads + h) * group * num_queries + x) * D;
   const float inverse = 1.f / total;
 #pragma unroll
   for (int i = 0; i < PER_LANE; i++)

@@ -47,7 +47,6 @@ constexpr int STAGE = SLICE + MEAN_BYTES;
 constexpr float LOG2E = 1.4426950408889634f;
 constexpr float NONE = -1e30f;  // a maximum over nothing
 
-__constant__ u32 SIGNS[] = LONGLEAF_SIGNS;
 __constant__ u32 OUTER[] = LONGLEAF_OUTER;
 constexpr int INNER = LONGLEAF_INNER;
 constexpr int NUM_OUTER = D / INNER;
@@ -127,7 +126,12 @@ struct Row {
   float v[PER_LANE];
 };
 
-__device__ __forceinline__ float sign_of(int channel) { return SIGNS[channel >> 5] >> (channel & 31) & 1 ? -1.f : 1.f; }
+// x with the sign of channel lane + 32 i of the rotation. i is known when this is compiled, so that the signs are
+// immediates: a first load from constant memory takes most of a microsecond.
+__device__ __forceinline__ float with_sign(float x, int lane, int i) {
+  constexpr u32 signs[] = LONGLEAF_SIGNS;
+  return __uint_as_float(__float_as_uint(x) ^ (signs[i] << (31 - lane) & 0x80000000u));
+}
 
 // x R, or x R^T (INVERSE), by butterflies; kernels/formats.py has R. `scratch`: D floats of this warp in
 // shared memory, used only where D is not a power of two.
@@ -138,7 +142,7 @@ __device__ __forceinline__ void rotate(Row& x, int lane, float* scratch) {
   for (int i = 0; i < PER_LANE; i++) {
     const int c = lane + 32 * i;
     if (c >= D) x.v[i] = 0;
-    else if (!INVERSE) x.v[i] *= sign_of(c);
+    else if (!INVERSE) x.v[i] = with_sign(x.v[i], lane, i);
   }
 #pragma unroll
   for (int h = 1; h < INNER && h < 32; h *= 2)
@@ -178,7 +182,7 @@ __device__ __forceinline__ void rotate(Row& x, int lane, float* scratch) {
     __syncwarp();
   }
 #pragma unroll
-  for (int i = 0; i < PER_LANE; i++) x.v[i] *= INVERSE && lane + 32 * i < D ? norm * sign_of(lane + 32 * i) : norm;
+  for (int i = 0; i < PER_LANE; i++) x.v[i] = INVERSE ? with_sign(x.v[i] * norm, lane, i) : x.v[i] * norm;
 }
 
 // ---- arrays as MLX hands them over
@@ -195,6 +199,12 @@ struct Strided {
   }
 };
 
+// Field by field: a choice between two structs would put both into local memory.
+template <class T>
+__device__ __forceinline__ Strided<T> choose(bool first, const Strided<T>& x, const Strided<T>& y) {
+  return {first ? x.data : y.data, first ? x.batch : y.batch, first ? x.head : y.head, first ? x.token : y.token, first ? x.channel : y.channel};
+}
+
 template <class T>
 struct Call {
   Strided<T> q, sinks_k, sinks_v, tail_k, tail_v;
@@ -210,18 +220,27 @@ struct Call {
   __device__ int tail_length(int b) const { return tail_lengths ? tail_lengths[b] : num_tail; }
   // the q of row r of KV head h: rows run over (batch, query head of the group, query)
   __device__ const T* q_row(int h, int r) const {
+    if (rows_per_batch() == group && batch == 1) return q.at(0, h * group + r, 0);
     const int b = r / rows_per_batch(), x = r % rows_per_batch();
     return q.at(b, h * group + x / num_queries, x % num_queries);
   }
 };
 
-// The dense tokens of a row group are cut into pieces of `step` tokens: first the sinks, then the tails of the
-// batch rows that the group touches. The launcher counts the same way.
 __device__ __forceinline__ int pieces(int n, int step) { return (n + step - 1) / step; }
-__device__ __forceinline__ int batches_touched(int rows, int per_batch, int batch) {
-  if (per_batch % rows == 0) return 1;
-  const int n = rows % per_batch == 0 ? rows / per_batch : (rows + per_batch - 2) / per_batch + 1;
-  return min(n, batch);
-}
+// How a launch is cut: plan.py's `Cut`, which comes by value as the shape of an array, each number plus one; a division
+// by a number of run time would cost the first fetch a tenth of a microsecond. The grid is one row of CTAs:
+// `streams` for every (row group, KV head), each with a range of the tiles, then `workers` that share the dense items.
+// An item is one of `dense` shares of the sinks and tails of a (row group, KV head). Every stream and every share is
+// a partial. Dense tokens are cut into pieces of 16 or 32: the sinks, then the tails of the batch rows of the group.
+struct Cut {
+  int streams, row_groups, dense, workers;
+  u32 each, more;  // slices or units of a ring: `each`, and one more for the first `more` rings of a head
+
+  template <class S>
+  __device__ explicit Cut(const S& shape)
+      : streams(shape[0] - 1), row_groups(shape[1] - 1), dense(shape[2] - 1), workers(shape[3] - 1), each(shape[4] - 1), more(shape[5] - 1) {}
+  __device__ int partials() const { return streams + dense; }
+  __device__ int begin(u32 ring) const { return ring * each + min(ring, more); }
+};
 
 }  // namespace longleaf

@@ -11,21 +11,23 @@ namespace longleaf {
 
 constexpr int O_PITCH = D + 4;  // floats of a row of o in shared memory
 
+// Out of line, so that arrays no 16-byte load fits do not swell the code of those it does.
+template <class T, int COUNT>
+__device__ __noinline__ uint4 gather(const T* p, i64 stride) {
+  __align__(16) T x[8];
+#pragma unroll
+  for (int i = 0; i < COUNT; i++) x[i] = p[i * stride];
+  return *(const uint4*)x;
+}
 template <class T>
 __device__ __forceinline__ uint4 load8(const T* p, i64 stride, bool vectors) {
-  if (vectors) return *(const uint4*)p;
-  T x[8];
-#pragma unroll
-  for (int i = 0; i < 8; i++) x[i] = p[i * stride];
-  return *(const uint4*)x;
+  return vectors ? *(const uint4*)p : gather<T, 8>(p, stride);
 }
 template <class T>
 __device__ __forceinline__ uint2 load4(const T* p, i64 stride, bool vectors) {
   if (vectors) return *(const uint2*)p;
-  T x[4];
-#pragma unroll
-  for (int i = 0; i < 4; i++) x[i] = p[i * stride];
-  return *(const uint2*)x;
+  const uint4 x = gather<T, 4>(p, stride);
+  return make_uint2(x.x, x.y);
 }
 template <class T>
 __device__ __forceinline__ void mma_dense(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
@@ -56,6 +58,23 @@ __device__ __forceinline__ void dense_piece(const Call<T>& c, const Strided<T>& 
     qr[n] = c.q_row(h, min(r0 + 8 * n + g, rows - 1));
     s[n][0] = s[n][1] = s[n][2] = s[n][3] = 0;
   }
+  const T* vr[4];
+  bool in[4];
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    const int n = first + 2 * t + (i & 1) + 8 * (i >> 1);
+    in[i] = n < end;
+    vr[i] = v.at(max(b, 0), h, in[i] ? n : first);
+  }
+  auto load_values = [&](int ch, u32 (&w)[4][4]) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      const uint4 x = in[i] && ch + 8 * g < D ? load8(vr[i] + (ch + 8 * g) * v.channel, v.channel, vv) : zero4;
+      w[i][0] = x.x; w[i][1] = x.y; w[i][2] = x.z; w[i][3] = x.w;
+    }
+  };
+  u32 w[4][4];
+  load_values(0, w);  // on their way while the scores are made
 #pragma unroll 4
   for (int j = 0; j < D / 32; j++) {
     const int ch = 32 * j + 8 * t;
@@ -111,22 +130,9 @@ __device__ __forceinline__ void dense_piece(const Call<T>& c, const Strided<T>& 
     const float even = __shfl_sync(~0u, al[0], g >> 1), odd = __shfl_sync(~0u, al[1], g >> 1);
     shrink[n] = g & 1 ? odd : even;
   }
-  const T* vr[4];
-  bool in[4];
-#pragma unroll
-  for (int i = 0; i < 4; i++) {
-    const int n = first + 2 * t + (i & 1) + 8 * (i >> 1);
-    in[i] = n < end;
-    vr[i] = v.at(max(b, 0), h, in[i] ? n : first);
-  }
 #pragma unroll 2
   for (int ch = 0; ch < D; ch += 64) {
-    u32 w[4][4];
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-      const uint4 x = in[i] && ch + 8 * g < D ? load8(vr[i] + (ch + 8 * g) * v.channel, v.channel, vv) : zero4;
-      w[i][0] = x.x; w[i][1] = x.y; w[i][2] = x.z; w[i][3] = x.w;
-    }
+    if (ch) load_values(ch, w);
 #pragma unroll
     for (int j = 0; j < 8; j++) {
       const u32 b0 = __byte_perm(w[0][j / 2], w[1][j / 2], j & 1 ? 0x7632 : 0x5410);
@@ -169,8 +175,7 @@ __device__ __forceinline__ void dense_pieces(const Call<T>& c, int h, int r0, in
     const int end = sinks ? c.num_sinks : c.tail_length(b);
     if (first >= end) continue;
     if (!sinks && c.window && first + 15 <= end - c.num_queries - c.window) continue;
-    if (sinks) dense_piece<T, NB>(c, c.sinks_k, c.sinks_v, h, r0, b, first, end, fresh, m, l, o);
-    else dense_piece<T, NB>(c, c.tail_k, c.tail_v, h, r0, b, first, end, fresh, m, l, o);
+    dense_piece<T, NB>(c, choose(sinks, c.sinks_k, c.tail_k), choose(sinks, c.sinks_v, c.tail_v), h, r0, b, first, end, fresh, m, l, o);
     fresh = false;
     __syncwarp();
   }
@@ -193,18 +198,18 @@ __device__ __forceinline__ void dense_merge(const u8* smem, int pitch, const flo
 #pragma unroll 1
   for (int r = warp; r < 8 * NB && r0 + r < rows; r += NW) {
     float top = NONE, sum = 0;
-#pragma unroll 1
+#pragma unroll 4
     for (int w = 0; w < NW; w++) top = fmaxf(top, ml[w * 8 * NB + r].x);
     Row x;
 #pragma unroll
     for (int i = 0; i < PER_LANE; i++) x.v[i] = 0;
-#pragma unroll 1
+#pragma unroll 4
     for (int w = 0; w < NW; w++) {
       const float2 e = ml[w * 8 * NB + r];
-      if (e.x == -INFINITY) continue;
       const float f = ex2(e.x - top);
-      sum += f * e.y;
       const float* o = (const float*)(smem + w * pitch) + r * O_PITCH;
+      if (e.x == -INFINITY) continue;  // its o was never written
+      sum += f * e.y;
 #pragma unroll
       for (int i = 0; i < PER_LANE; i++)
         if (lane + 32 * i < D) x.v[i] += f * o[lane + 32 * i];

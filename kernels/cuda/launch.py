@@ -12,9 +12,10 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 
-from kernels.cuda.plan import SIMPLE_PIECES_PER_CTA, SIMPLE_WARPS, Shape, shared_bytes
+from kernels.cuda.plan import Build, Simple, Tensor
 from kernels.formats import TileLayout, rotation
 
+COMBINE_THREADS = 256
 Kernel = Callable[..., list[mx.array]]
 
 _FOLDER = Path(__file__).resolve().parent
@@ -75,27 +76,37 @@ def _strided(c_type: str, name: str, axes: str) -> str:
     return f"::longleaf::Strided<{c_type}>{{{name}, {strides}}}"
 
 
+def _call(build: Build, head_dim: int, c_type: str) -> tuple[str, str, str]:
+    """The name of a build, the file its text is in, and the statement that runs it on `call`."""
+    arguments = "call, ::longleaf::Cut(cut_shape), smem, po, pl"
+    match build:
+        case Simple():
+            run = f"::longleaf::simple_split<{c_type}>({arguments});"
+            return "simple", "simple.cuh", run
+        case Tensor():
+            sizes = f"{build.row_tiles}, {build.warps}, {build.stages}"
+            flags = f"{int(build.queries_shared)}, {int(build.bulk)}"
+            same = f"static_assert(::longleaf::Shared<{sizes}>::BYTES == {build.shared_bytes(head_dim)});"
+            run = f"::longleaf::split<{c_type}, {sizes}, {flags}>({arguments});"
+            return f"split_{sizes.replace(', ', '_')}", "split.cuh", f"{same}\n{run}"
+
+
 @cache
 def split_kernel(
     head_dim: int,
     dtype: mx.Dtype,
-    shape: Shape | None,
-    bulk: bool,
+    build: Build,
     scale: float,
     window: int,
     has_sinks: bool,
     has_tiles: bool,
     has_lengths: bool,
-) -> tuple[Kernel, tuple[bool, bool, bool]]:
-    """The first launch: q, tail_k, tail_v [, sinks_k, sinks_v] [, tiles] [, lengths] → po, pl.
-
-    shape: the tensor-core build, or None for the float32 one.
-    """
+) -> Kernel:
+    """The first launch: cut, q, tail_k, tail_v [, sinks_k, sinks_v] [, tiles] [, lengths] → po, pl."""
     t = _C_TYPES[dtype]
     sinks_k, sinks_v = ("sinks_k", "sinks_v") if has_sinks else ("tail_k", "tail_v")
     axes = "hnd" if has_sinks else "bhnd"
-    per_cta = shape.warps if shape else SIMPLE_PIECES_PER_CTA
-    rows, step = (shape.rows, 16) if shape else (SIMPLE_WARPS, 32)
+    name, file, run = _call(build, head_dim, t)
     body = f"""extern __shared__ __align__(128) unsigned char smem[];
 const ::longleaf::Call<{t}> call = {{
   {_strided(t, "q", "bhnd")},
@@ -106,29 +117,29 @@ const ::longleaf::Call<{t}> call = {{
   q_shape[0], tail_k_shape[1], q_shape[1] / tail_k_shape[1], q_shape[2],
   {"sinks_k_shape[1]" if has_sinks else "0"}, tail_k_shape[2], {"tiles_shape[0]" if has_tiles else "0"},
   {window}, {scale * 1.4426950408889634:.9e}f}};
-const int touched = ::longleaf::batches_touched({rows}, call.rows_per_batch(), call.batch);
-const int dense = ::longleaf::pieces(call.num_sinks, {step}) + touched * ::longleaf::pieces(call.num_tail, {step});
-const int dense_ctas = min((int)gridDim.y, max(1, ::longleaf::pieces(dense, {per_cta})));
-"""
-    if shape is None:
-        name, threads, per_sm = f"longleaf_simple_{head_dim}", 32 * SIMPLE_WARPS, 1
-        shared = 4 * (32 * (head_dim + 1) + 2 * SIMPLE_WARPS * head_dim)
-        body += f"::longleaf::simple_split<{t}>(call, dense_ctas, smem, po, pl);"
-        head = _head(head_dim, "simple.cuh")
-    else:
-        threads, per_sm, shared = 32 * shape.warps, shape.per_sm, shared_bytes(head_dim, shape)
-        name = f"longleaf_split_{head_dim}_{shape.row_tiles}_{shape.warps}_{shape.stages}"
-        flags = f"{int(shape.queries_shared)}, {int(bulk)}"
-        sizes = f"{shape.row_tiles}, {shape.warps}, {shape.stages}"
-        body += f"static_assert(::longleaf::Shared<{sizes}>::BYTES == {shared});\n"
-        body += f"::longleaf::split<{t}, {sizes}, {flags}>(call, dense_ctas, smem, po, pl);"
-        head = _head(head_dim, "split.cuh")
-    inputs = ["q", "tail_k", "tail_v"]
+{run}"""
+    inputs = ["cut", "q", "tail_k", "tail_v"]
     inputs += ["sinks_k", "sinks_v"] if has_sinks else []
     inputs += ["tiles"] if has_tiles else []
     inputs += ["lengths"] if has_lengths else []
-    built = _kernel(name, head, body, inputs, ["po", "pl"], threads=threads, per_sm=per_sm, shared=shared)
-    return built, (has_sinks, has_tiles, has_lengths)
+    return _kernel(
+        f"longleaf_{name}_{head_dim}",
+        _head(head_dim, file),
+        body,
+        inputs,
+        ["po", "pl"],
+        threads=build.threads,
+        per_sm=build.per_sm,
+        shared=build.shared_bytes(head_dim),
+    )
+
+
+@cache
+def numbers(shape: tuple[int, ...]) -> mx.array:
+    """An array that only carries its shape: numbers that reach a kernel by value and compile nothing anew."""
+    carrier = mx.broadcast_to(mx.array(0, dtype=mx.float32), shape)
+    mx.eval(carrier)
+    return carrier
 
 
 @cache
@@ -141,7 +152,9 @@ def combine_kernel(head_dim: int, dtype: mx.Dtype, logits: mx.Dtype | None) -> K
     )
     inputs = ["po", "pl", "logits"] if logits else ["po", "pl"]
     name = f"longleaf_combine_{head_dim}"
-    return _kernel(name, _head(head_dim, "combine.cuh"), body, inputs, ["out"], threads=512, per_sm=1)
+    return _kernel(
+        name, _head(head_dim, "combine.cuh"), body, inputs, ["out"], threads=COMBINE_THREADS, per_sm=1
+    )
 
 
 @cache

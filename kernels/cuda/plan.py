@@ -1,11 +1,11 @@
-"""How a call is cut: row tiles, warps, stages and CTAs for one head size, row count and device.
+"""How a call is cut: the build of the split kernel for a head size, a row count and a device, and its CTAs.
 
-Knows sizes, no arrays and no kernel text. The kernels count pieces and partials in the same way.
+Knows sizes, no arrays and no kernel text.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from kernels.cuda.device import Device
@@ -13,16 +13,18 @@ from kernels.formats import TileLayout
 
 MAX_PARTIALS = 512
 """Of one row, tiles and dense ends together; the combine keeps a weight for each in shared memory."""
-SIMPLE_WARPS = 8
-SIMPLE_PIECES_PER_CTA = 2
+
+
+SHORT_BLOCKS = 384
+"""Below it, a worker takes longer over a dense item than the streams over their tiles."""
 
 
 @dataclass(frozen=True)
-class Shape:
-    """A build of the split kernel.
+class Tensor:
+    """split.cuh: a warp is a stream, with all rows of its CTA.
 
-    row_tiles: 8-row tiles of queries a warp holds. stages: 32-token slices in a warp's ring.
-    queries_shared: q's fragments stay in shared memory. per_sm: CTAs of one multiprocessor.
+    row_tiles: 8-row tiles of queries. stages: 32-token slices in a warp's ring. queries_shared: q's
+    fragments stay in shared memory. per_sm: CTAs of one multiprocessor. bulk: copies by cp.async.bulk.
     """
 
     row_tiles: int
@@ -30,57 +32,103 @@ class Shape:
     stages: int
     queries_shared: bool
     per_sm: int
+    bulk: bool = True
+    piece: int = 16
+    parts_per_block: int = 4
 
     @property
     def rows(self) -> int:
         return 8 * self.row_tiles
 
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps
+
+    @property
+    def dense_rows(self) -> int:
+        return self.rows
+
+    @property
+    def pieces_per_cta(self) -> int:
+        return self.warps
+
+    def slots(self, on: Device) -> int:
+        """CTAs that run at once."""
+        return on.num_multiprocessors * self.per_sm
+
+    def stream_ctas(self, num_blocks: int) -> int:
+        """The most CTAs of one head that get a slice for every warp."""
+        return -(-4 * num_blocks // self.warps)
+
+    @property
+    def rings(self) -> int:
+        return self.warps
+
+    def shared_bytes(self, head_dim: int) -> int:
+        """`Shared` in split.cuh."""
+        num_groups, rows = TileLayout(head_dim).num_groups, self.row_tiles
+        stage = 34 * head_dim + 128 * num_groups
+        size = self.warps * self.stages * (stage + 8) + self.warps * rows * 64
+        size = -(-size // 16) * 16
+        size += 2 * rows * -(-head_dim // 32) * 512 + num_groups * rows * 64 + rows * 32
+        return size + (0 if head_dim & (head_dim - 1) == 0 else self.warps * head_dim * 4)
+
+
+@dataclass(frozen=True)
+class Simple:
+    """simple.cuh: float32, a warp a row."""
+
+    rows: int = 8
+    threads: int = 256
+    per_sm: int = 2
+    piece: int = 32
+    dense_rows: int = 8
+    pieces_per_cta: int = 2
+    parts_per_block: int = 4
+    rings: int = 1
+
+    def slots(self, on: Device) -> int:
+        """CTAs that run at once."""
+        return on.num_multiprocessors * self.per_sm
+
+    def stream_ctas(self, num_blocks: int) -> int:
+        return 4 * num_blocks
+
+    def shared_bytes(self, head_dim: int) -> int:
+        """`SimpleShared` in simple.cuh."""
+        return 4 * (32 * (head_dim + 1) + 2 * self.rows * head_dim)
+
+
+Build = Tensor | Simple
 
 _ONE_ROW_TILE = {
-    16: Shape(1, 16, 4, True, 1),
-    32: Shape(1, 16, 4, True, 1),
-    48: Shape(1, 16, 4, True, 1),
-    64: Shape(1, 16, 3, True, 1),
-    80: Shape(1, 16, 3, True, 1),
-    96: Shape(1, 16, 2, True, 1),
-    112: Shape(1, 16, 2, True, 1),
-    128: Shape(1, 16, 2, True, 1),
-    192: Shape(1, 12, 2, True, 1),
-    256: Shape(1, 8, 2, True, 1),
-    512: Shape(1, 4, 2, True, 1),
+    48: Tensor(1, 16, 4, True, 1),
+    80: Tensor(1, 16, 3, True, 1),
+    128: Tensor(1, 16, 2, True, 1),
+    192: Tensor(1, 12, 2, True, 1),
+    256: Tensor(1, 8, 2, True, 1),
+    512: Tensor(1, 4, 2, True, 1),
 }
 _TWO_ROW_TILES = {
-    128: Shape(2, 4, 4, False, 2),
-    192: Shape(2, 4, 2, True, 2),
-    256: Shape(2, 4, 2, True, 2),
+    128: Tensor(2, 4, 4, False, 2),
+    256: Tensor(2, 4, 2, True, 2),
 }
-
-
-def shared_bytes(head_dim: int, shape: Shape) -> int:
-    """Dynamic shared memory of a build: `Shared` in split.cuh."""
-    layout = TileLayout(head_dim)
-    rows, warps = shape.row_tiles, shape.warps
-    stage = 34 * head_dim + 128 * layout.num_groups
-    size = warps * shape.stages * (stage + 8) + warps * rows * 64
-    size = -(-size // 16) * 16
-    size += 2 * rows * (-(-head_dim // 32)) * 512 + layout.num_groups * rows * 64 + rows * 32
-    return size + (0 if head_dim & (head_dim - 1) == 0 else warps * head_dim * 4)
+"""By the largest head size served: what registers and shared memory allow, measured on an H200."""
 
 
 @cache
-def shape_for(head_dim: int, num_rows: int, on: Device) -> Shape:
-    """The build for a head size and a number of query rows per KV head that fits the device."""
-    two = num_rows > 8 and head_dim <= 256
-    table = _TWO_ROW_TILES if two else _ONE_ROW_TILE
-    shape = table[min(d for d in table if d >= head_dim)]
-    while shared_bytes(head_dim, shape) * shape.per_sm > on.shared_bytes:
-        if shape.per_sm > 1:
-            shape = Shape(shape.row_tiles, shape.warps, shape.stages, shape.queries_shared, shape.per_sm - 1)
-        elif shape.stages > 2:
-            shape = Shape(shape.row_tiles, shape.warps, shape.stages - 1, shape.queries_shared, 1)
+def build_for(head_dim: int, num_rows: int, on: Device) -> Build:
+    """The build for 16-bit queries of `num_rows` rows per KV head that fits the device."""
+    table = _TWO_ROW_TILES if num_rows > 8 and head_dim <= 256 else _ONE_ROW_TILE
+    build = replace(table[min(d for d in table if d >= head_dim)], bulk=on.bulk_copies)
+    while build.shared_bytes(head_dim) * build.per_sm > on.shared_bytes:
+        if build.per_sm > 1:
+            build = replace(build, per_sm=build.per_sm - 1)
+        elif build.stages > 2:
+            build = replace(build, stages=build.stages - 1)
         else:
-            shape = Shape(shape.row_tiles, shape.warps // 2, shape.stages, shape.queries_shared, 1)
-    return shape
+            build = replace(build, warps=build.warps // 2)
+    return build
 
 
 def batches_touched(rows: int, per_batch: int, batch: int) -> int:
@@ -92,14 +140,54 @@ def batches_touched(rows: int, per_batch: int, batch: int) -> int:
     return min((rows + per_batch - 2) // per_batch + 1, batch)
 
 
-def num_ctas(
-    *, num_kv_heads: int, row_groups: int, slots: int, stream_ctas: int, dense_pieces: int, per_cta: int
-) -> tuple[int, int]:
-    """CTAs of one row group and KV head, and how many of the first take dense pieces too.
+@dataclass(frozen=True)
+class Cut:
+    """How a launch is cut: `Cut` in common.cuh. each, more: how a head's tiles are dealt to its rings."""
 
-    slots: CTAs that run at once. stream_ctas: the most that tiles can use. per_cta: dense pieces of a CTA.
+    streams: int
+    row_groups: int
+    dense: int
+    workers: int
+    each: int
+    more: int
+    num_ctas: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """What the kernel reads, as a shape, which has no zeros."""
+        numbers = (self.streams, self.row_groups, self.dense, self.workers, self.each, self.more)
+        return tuple(n + 1 for n in numbers)
+
+    @property
+    def partials(self) -> int:
+        return self.streams + self.dense
+
+
+@cache
+def cut(
+    build: Build,
+    on: Device,
+    batch: int,
+    num_kv_heads: int,
+    per_batch: int,
+    num_sinks: int,
+    num_tail: int,
+    num_blocks: int,
+) -> Cut:
+    """CTAs for tiles and for dense ends. per_batch: query rows per KV head of one batch row.
+
+    As many streams as run at once, less some room for the workers; dense items wait for one another
+    rather than for a second wave of CTAs.
     """
-    wanted = max(1, -(-dense_pieces // per_cta))
-    most = min(max(1, slots // (num_kv_heads * row_groups)), MAX_PARTIALS // 2)
-    ctas = min(most, stream_ctas + wanted)
-    return ctas, min(ctas, wanted)
+    row_groups = -(-batch * per_batch // build.rows)
+    touched = batches_touched(build.dense_rows, per_batch, batch)
+    num_pieces = -(-num_sinks // build.piece) + touched * -(-num_tail // build.piece)
+    dense = -(-num_pieces // build.pieces_per_cta)
+    groups, slots = num_kv_heads * row_groups, build.slots(on)
+    items = groups * dense
+    room = items if num_blocks < SHORT_BLOCKS else -(-items // 4)
+    streams = min(build.stream_ctas(num_blocks), max(1, (slots - room) // groups), 256)
+    idle = slots - groups * streams
+    workers = min(items, idle) if idle > 0 else items
+    each, more = divmod(num_blocks * build.parts_per_block, max(1, streams * build.rings))
+    return Cut(streams, row_groups, dense, workers, each, more, groups * streams + workers)

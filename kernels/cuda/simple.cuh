@@ -1,8 +1,8 @@
 // First launch for float32 queries: the same partials as split.cuh, in fp32 throughout.
 //
-// Grid: (row groups of 8, CTAs per head, KV heads), 8 warps, a warp a row. 32 tokens at a time are decoded into
-// shared memory, keys first and then values in the same place: a lane scores one token, then owns channels
-// lane + 32 i of the output. The first `dense_ctas` CTAs take the sinks and tails before their share of tiles.
+// Grid: `Cut` in common.cuh, row groups of 8, 8 warps, a warp a row. 32 tokens at a time are decoded into shared
+// memory, keys first and then values in the same place: a lane scores one token, then owns channels lane + 32 i
+// of the output.
 #pragma once
 #include "common.cuh"
 
@@ -90,59 +90,37 @@ __device__ __forceinline__ void write_partial(const Running& run, bool there, in
   if (lane == 0) *pl = run.m + log2f(sum);
 }
 
+// The dense share `share` of `shares` of one row group, not rotated.
 template <class T>
-__device__ __forceinline__ void simple_split(const Call<T>& c, int dense_ctas, u8* memory, float* __restrict__ po, float* __restrict__ pl) {
-  SimpleShared& s = *(SimpleShared*)memory;
-  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-  const int h = blockIdx.z, cta = blockIdx.y, ctas = gridDim.y, r0 = blockIdx.x * SIMPLE_WARPS, rows = c.rows();
-  const int row = r0 + warp, partials = ctas + dense_ctas;
-  const bool there = row < rows;
-  po += ((i64)h * partials * rows + min(row, rows - 1)) * D;
-  pl += (i64)h * partials * rows + min(row, rows - 1);
-  {
-    Row x;
-    const T* q = c.q_row(h, there ? row : 0);
-#pragma unroll
-    for (int i = 0; i < PER_LANE; i++) {
-      const int ch = lane + 32 * i;
-      x.v[i] = ch < D ? (float)q[ch * c.q.channel] : 0.f;
-      if (ch < D) s.plain[warp][ch] = x.v[i];
-    }
-    rotate<false>(x, lane, s.rotated[warp]);
-#pragma unroll
-    for (int i = 0; i < PER_LANE; i++)
-      if (lane + 32 * i < D) s.rotated[warp][lane + 32 * i] = x.v[i];
-  }
-
-  if (cta < dense_ctas) {
-    Running run;
-    const int b0 = r0 / c.rows_per_batch(), b1 = (min(r0 + SIMPLE_WARPS, rows) - 1) / c.rows_per_batch();
-    const int in_sinks = pieces(c.num_sinks, TOKENS), in_tail = pieces(c.num_tail, TOKENS);
-    for (int i = cta; i < in_sinks + (b1 - b0 + 1) * in_tail; i += dense_ctas) {
-      const bool sinks = i < in_sinks;
-      const int b = sinks ? 0 : b0 + (i - in_sinks) / in_tail;
-      const int first = TOKENS * (sinks ? i : (i - in_sinks) % in_tail), end = sinks ? c.num_sinks : c.tail_length(b);
-      if (first >= end) continue;
-      __syncthreads();
-      load_dense(sinks ? c.sinks_k : c.tail_k, b, h, first, end, s.tokens);
-      __syncthreads();
-      const int n = first + lane, own = end - c.num_queries + row % c.num_queries;
-      bool seen = n < end;
-      if (!sinks) seen = row / c.rows_per_batch() == b && n <= own && !(c.window && n <= own - c.window);
-      const float p = weigh(run, seen ? dot(s.plain[warp], s.tokens + lane * PITCH) * c.scale : -INFINITY);
-      __syncthreads();
-      load_dense(sinks ? c.sinks_v : c.tail_v, b, h, first, end, s.tokens);
-      __syncthreads();
-      add_values(run, p, s.tokens, lane);
-    }
+__device__ __forceinline__ void add_dense(Running& run, const Call<T>& c, SimpleShared& s, int h, int r0, int share, int shares) {
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, row = r0 + warp;
+  const int b0 = r0 / c.rows_per_batch(), b1 = (min(r0 + SIMPLE_WARPS, c.rows()) - 1) / c.rows_per_batch();
+  const int in_sinks = pieces(c.num_sinks, TOKENS), in_tail = pieces(c.num_tail, TOKENS);
+  for (int i = share; i < in_sinks + (b1 - b0 + 1) * in_tail; i += shares) {
+    const bool sinks = i < in_sinks;
+    const int b = sinks ? 0 : b0 + (i - in_sinks) / in_tail;
+    const int first = TOKENS * (sinks ? i : (i - in_sinks) % in_tail), end = sinks ? c.num_sinks : c.tail_length(b);
+    if (first >= end) continue;
     __syncthreads();
-    rotate<false>(run.o, lane, s.tokens + warp * D);
-    write_partial(run, there, lane, po + (i64)(ctas + cta) * rows * D, pl + (i64)(ctas + cta) * rows);
+    load_dense(choose(sinks, c.sinks_k, c.tail_k), b, h, first, end, s.tokens);
+    __syncthreads();
+    const int n = first + lane, own = end - c.num_queries + row % c.num_queries;
+    bool seen = n < end;
+    if (!sinks) seen = row / c.rows_per_batch() == b && n <= own && !(c.window && n <= own - c.window);
+    const float p = weigh(run, seen ? dot(s.plain[warp], s.tokens + lane * PITCH) * c.scale : -INFINITY);
+    __syncthreads();
+    load_dense(choose(sinks, c.sinks_v, c.tail_v), b, h, first, end, s.tokens);
+    __syncthreads();
+    add_values(run, p, s.tokens, lane);
   }
+  __syncthreads();
+}
 
-  Running run;
+// Slices c0..c1 of the head's tiles, in the rotated basis.
+template <class T>
+__device__ __forceinline__ void add_tiles(Running& run, const Call<T>& c, SimpleShared& s, int h, int c0, int c1) {
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   float mean = 0;
-  const int slices = 4 * c.num_tiles, c0 = (int)((i64)slices * cta / ctas), c1 = (int)((i64)slices * (cta + 1) / ctas);
   for (int i = c0; i < c1; i++) {
     const u8* tile = (const u8*)(c.tiles + (i >> 2) * c.tile_pitch + h * c.head_pitch);
     __syncthreads();
@@ -159,7 +137,44 @@ __device__ __forceinline__ void simple_split(const Call<T>& c, int dense_ctas, u
     __syncthreads();
     add_values(run, p, s.tokens, lane);
   }
-  write_partial(run, there, lane, po + (i64)cta * rows * D, pl + (i64)cta * rows);
+}
+
+template <class T>
+__device__ __forceinline__ void simple_split(const Call<T>& c, const Cut all, u8* memory, float* __restrict__ po, float* __restrict__ pl) {
+  SimpleShared& s = *(SimpleShared*)memory;
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, rows = c.rows();
+  const int groups = c.num_heads * all.row_groups, streams = groups * all.streams;
+  const bool dense = blockIdx.x >= streams;
+  const int step = dense ? all.workers : gridDim.x, end = dense ? groups * all.dense : streams;
+  for (int i = dense ? blockIdx.x - streams : blockIdx.x; i < end; i += step) {
+    // streams run over (row group, head, range), dense items over (share, row group, head)
+    const int h = dense ? i % c.num_heads : i / all.streams % c.num_heads;
+    const int r0 = (dense ? i / c.num_heads % all.row_groups : i / all.streams / c.num_heads) * SIMPLE_WARPS;
+    const int part = dense ? i / groups : i % all.streams, row = min(r0 + warp, rows - 1);
+    __syncthreads();
+    Row x;
+    const T* q = c.q_row(h, row);
+#pragma unroll
+    for (int k = 0; k < PER_LANE; k++) {
+      const int ch = lane + 32 * k;
+      x.v[k] = ch < D ? (float)q[ch * c.q.channel] : 0.f;
+      if (ch < D) s.plain[warp][ch] = x.v[k];
+    }
+    rotate<false>(x, lane, s.rotated[warp]);
+#pragma unroll
+    for (int k = 0; k < PER_LANE; k++)
+      if (lane + 32 * k < D) s.rotated[warp][lane + 32 * k] = x.v[k];
+    __syncwarp();
+    Running run;
+    if (dense) {
+      add_dense(run, c, s, h, r0, part, all.dense);
+      rotate<false>(run.o, lane, s.tokens + warp * D);
+    } else {
+      add_tiles(run, c, s, h, all.begin(part), all.begin(part + 1));
+    }
+    const i64 p = (i64)h * all.partials() + (dense ? all.streams + part : part);
+    write_partial(run, r0 + warp < rows, lane, po + (p * rows + row) * D, pl + p * rows + row);
+  }
 }
 
 }  // namespace longleaf

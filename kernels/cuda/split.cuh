@@ -1,7 +1,6 @@
 // First launch: partial attention of one KV head over a range of its tokens, for queries of 16 bits.
 //
-// Grid: (row groups of 8 NB, CTAs per head, KV heads), NW warps. Partials: one per CTA over tiles, then one for each
-// of the first `dense_ctas` CTAs, which take the sinks and tails before their (smaller) share of the tiles.
+// Grid: `Cut` in common.cuh, row groups of 8 NB, NW warps.
 //
 // One warp is one stream. It owns a run of 32-token slices and a ring of NS stages in shared memory that only it
 // fills and reads: no barrier and no atomic in the loop. The next slice is asked for when the current one has
@@ -19,13 +18,10 @@
 #pragma once
 #include "common.cuh"
 #include "dense.cuh"
+#include "queries.cuh"
 
 namespace longleaf {
 
-constexpr float SLACK = 4.f;
-constexpr float CODE = 16777216.f;  // a code c stands in the tensor core as c * 2^-24
-constexpr int PAIRS = (STEPS + 1) / 2;
-constexpr int DENSE_SLICES = 6;  // what a dense piece costs a warp, in slices
 
 // Shared memory, in bytes: rings, mbarriers, (max, sum) per warp and row, q rotated and not, start values, row
 // scales, and a row of floats per warp where the rotation needs it.
@@ -41,27 +37,6 @@ struct Shared {
   static constexpr int BYTES = SCRATCH + (NUM_OUTER > 1 ? NW * D * 4 : 0);
   static_assert(NS * STAGE >= NB * 8 * O_PITCH * 4, "a ring must hold its warp's rows of o");
 };
-
-__device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
-
-#if __CUDA_ARCH__ >= 900
-__device__ __forceinline__ void barrier_init(u32 a) { asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(a) : "memory"); }
-__device__ __forceinline__ void barrier_wait(u32 a, u32 phase) {
-  u32 ok = 0;
-  while (!ok)
-    asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}" : "=r"(ok) : "r"(a), "r"(phase) : "memory");
-}
-__device__ __forceinline__ void bulk_copy(u32 to, const void* from, int bytes, u32 barrier, u64 policy) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(to), "l"(from),
-               "r"(bytes), "r"(barrier), "l"(policy)
-               : "memory");
-}
-__device__ __forceinline__ bool elect_one() {
-  u32 p;
-  asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}" : "=r"(p));
-  return p;
-}
-#endif
 
 // A warp's ring of slices of one head. BULK or not, `ask` and `wait` are called by all lanes.
 template <int NS, bool BULK>
@@ -123,118 +98,33 @@ struct Ring {
   }
 };
 
-// q of this CTA's rows: rotated and plain, as B fragments in fp16, each row divided by its power of two.
-// Rotated fragments hold channels in order; plain ones so that a lane's are 8 neighbours in the mean and in dense K.
-template <class T, int NB, int NW, int NS>
-__device__ __forceinline__ void load_queries(const Call<T>& c, int h, int r0, u8* smem) {
-  using M = Shared<NB, NW, NS>;
-  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-#pragma unroll 1
-  for (int r = warp; r < 8 * NB; r += NW) {
-    const int nb = r >> 3, g = r & 7;
-    Row plain, rotated;
-    const bool there = r0 + r < c.rows();
-    const T* q = c.q_row(h, there ? r0 + r : 0);
-    float top = 0;
-#pragma unroll
-    for (int i = 0; i < PER_LANE; i++) {
-      const int ch = lane + 32 * i;
-      plain.v[i] = there && ch < D ? (float)q[ch * c.q.channel] : 0.f;
-      rotated.v[i] = plain.v[i];
-    }
-    rotate<false>(rotated, lane, (float*)(smem + M::SCRATCH) + warp * D);
-#pragma unroll
-    for (int i = 0; i < PER_LANE; i++) top = fmaxf(top, fmaxf(fabsf(plain.v[i]), fabsf(rotated.v[i])));
-    top = warp_max(top);
-    const int exponent = max(-126, min(126, (int)(__float_as_uint(top) >> 23) - 127));
-    const float down = __uint_as_float((u32)(127 - exponent) << 23), up = __uint_as_float((u32)(127 + exponent) << 23);
-    __half* qr = (__half*)(smem + M::Q_ROTATED);
-    __half* qp = (__half*)(smem + M::Q_PLAIN);
-    float sums[GROUPS];
-#pragma unroll
-    for (int k = 0; k < GROUPS; k++) sums[k] = 0;
-#pragma unroll
-    for (int i = 0; i < PER_LANE; i++) {
-      const int ch = lane + 32 * i;
-      if (ch >= D) break;
-      const __half x = __float2half_rn(rotated.v[i] * down);
-      {
-        const int step = ch >> 4, in = ch & 15, l2 = 4 * g + (in & 7) / 2;
-        qr[(((step >> 1) * NB + nb) * 32 + l2) * 8 + (step & 1) * 4 + (in >> 3) * 2 + (in & 1)] = x;
-      }
-      {
-        int pair = ch >> 5, l2, place;
-        if (D % 32 && ch >= D - 16) l2 = 4 * g + (ch - (D - 16)) / 4, place = (ch & 3) >> 1;
-        else l2 = 4 * g + (ch & 31) / 8, place = ((ch & 2) << 1) | ((ch & 4) >> 1);
-        // place 0, 2: even step, b0 and b1; 4, 6: odd step (in halves); the last 16 channels have one step
-        const int at = D % 32 && ch >= D - 16 ? place * 2 : place;
-        qp[((pair * NB + nb) * 32 + l2) * 8 + at + (ch & 1)] = __float2half_rn(plain.v[i] * down);
-      }
-#pragma unroll
-      for (int k = 0; k < GROUPS; k++) sums[k] += ch / GROUP == k ? __half2float(x) : 0.f;
-    }
-#pragma unroll
-    for (int k = 0; k < GROUPS; k++) {
-      const float x = warp_sum(sums[k]) * (-7.5f / CODE);
-      float* start = (float*)(smem + M::STARTS) + ((k * NB + nb) * 4 + (g >> 1)) * 4 + (g & 1);
-      if (lane == 0) {
-        start[0] = x;
-        start[2] = 17.f * x;  // of rows g + 8: low + 16 * high
-      }
-    }
-    if (lane == 0) ((float*)(smem + M::ROW_SCALES))[r] = c.scale * up;
-  }
-}
-
-// c0..c1 of a head's slices for CTA `cta`: dense CTAs get less by what their pieces cost.
-template <int NW>
-__device__ __forceinline__ void share(int slices, int cta, int ctas, int dense_ctas, int dense_pieces, int& c0, int& c1) {
-  if (dense_ctas == ctas) {
-    c0 = (int)((i64)slices * cta / ctas);
-    c1 = (int)((i64)slices * (cta + 1) / ctas);
-    return;
-  }
-  const int cost = DENSE_SLICES * NW * pieces(dense_pieces, NW * dense_ctas);
-  const int mine = max(0, (slices + dense_ctas * cost) / ctas - cost);
-  const int rest = slices - mine * dense_ctas, others = ctas - dense_ctas;
-  if (cta < dense_ctas) {
-    c0 = cta * mine;
-    c1 = c0 + mine;
-  } else {
-    c0 = mine * dense_ctas + (int)((i64)rest * (cta - dense_ctas) / others);
-    c1 = mine * dense_ctas + (int)((i64)rest * (cta - dense_ctas + 1) / others);
-  }
-}
-
 // QS: q's fragments are read from shared memory at each use, else kept in registers.
 template <class T, int NB, int NW, int NS, bool QS, bool BULK>
-__device__ __forceinline__ void split(const Call<T>& c, int dense_ctas, u8* smem, float* __restrict__ po, float* __restrict__ pl) {
+__device__ __forceinline__ void split(const Call<T>& c, const Cut all, u8* smem, float* __restrict__ po, float* __restrict__ pl) {
   using M = Shared<NB, NW, NS>;
   const int lane = threadIdx.x & 31, warp = __shfl_sync(~0u, threadIdx.x >> 5, 0);  // uniform for the compiler
   const int g = lane >> 2, t = lane & 3;
-  const int h = blockIdx.z, cta = blockIdx.y, ctas = gridDim.y, r0 = blockIdx.x * 8 * NB;
-  const int rows = c.rows(), partials = ctas + dense_ctas;
-  po += (i64)h * partials * rows * D;
-  pl += (i64)h * partials * rows;
+  const int rows = c.rows(), groups = c.num_heads * all.row_groups;
+  const i64 partial = (i64)rows * D;
   float2* ml = (float2*)(smem + M::ML);
 
-  int c0, c1;
-  {
-    const int touched = batches_touched(8 * NB, c.rows_per_batch(), c.batch);
-    share<NW>(4 * c.num_tiles, cta, ctas, dense_ctas, pieces(c.num_sinks, 16) + touched * pieces(c.num_tail, 16), c0, c1);
+  if (blockIdx.x >= groups * all.streams) {
+#pragma unroll 1
+    for (int i = blockIdx.x - groups * all.streams; i < groups * all.dense; i += all.workers) {
+      const int h = i % c.num_heads, r0 = i / c.num_heads % all.row_groups * 8 * NB, share = i / groups;
+      dense_pieces<T, NB, NW>(c, h, r0, share, all.dense, (float*)(smem + warp * NS * STAGE), ml);
+      __syncthreads();
+      const i64 p = (i64)h * all.partials() + all.streams + share;
+      dense_merge<NB, NW>(smem, NS * STAGE, ml, r0, rows, (float*)(smem + M::SCRATCH) + warp * D, po + p * partial, pl + p * rows);
+      __syncthreads();
+    }
+    return;
   }
-  if (cta < dense_ctas) {
-    u8* own = smem + warp * NS * STAGE;
-    dense_pieces<T, NB, NW>(c, h, r0, cta, dense_ctas, (float*)own, ml);
-    __syncthreads();
-    const int p = ctas + cta;
-    dense_merge<NB, NW>(smem, NS * STAGE, ml, r0, rows, (float*)(smem + M::SCRATCH) + warp * D, po + (i64)p * rows * D, pl + (i64)p * rows);
-#if __CUDA_ARCH__ >= 900
-    if (BULK) asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // the ring is the copy engine's from here
-#endif
-    __syncthreads();
-  }
-  const int s0 = c0 + (int)((i64)(c1 - c0) * warp / NW), s1 = c0 + (int)((i64)(c1 - c0) * (warp + 1) / NW);
+  const int cta = (u32)blockIdx.x / (u32)groups, at = blockIdx.x - cta * groups;
+  const int h = all.row_groups == 1 ? at : at % c.num_heads, r0 = all.row_groups == 1 ? 0 : at / c.num_heads * 8 * NB;
+  const int s0 = all.begin(cta * NW + warp), s1 = all.begin(cta * NW + warp + 1);
+  po += ((i64)h * all.partials() + cta) * partial;
+  pl += ((i64)h * all.partials() + cta) * rows;
 
   Ring<NS, BULK> ring;
   ring.stages = smem + warp * NS * STAGE;
@@ -243,10 +133,14 @@ __device__ __forceinline__ void split(const Call<T>& c, int dense_ctas, u8* smem
   ring.head = (const u8*)(c.tiles + h * c.head_pitch);
   ring.tile_pitch = 4 * c.tile_pitch;
   ring.init();
+  {
+    T queries[(8 * NB + NW - 1) / NW][PER_LANE];
+    load_queries<T, NB, NW>(c, h, r0, queries);
 #pragma unroll
-  for (int i = 0; i < NS - 1; i++) ring.ask(i, s0 + i, i == 0 || !((s0 + i) & 3), s0 + i < s1);
-
-  load_queries<T, NB, NW, NS>(c, h, r0, smem);
+    for (int i = 0; i < NS; i++) ring.ask(i, s0 + i, i == 0 || !((s0 + i) & 3), s0 + i < s1);
+    store_queries<T, NB, NW>(queries, c.scale, (__half*)(smem + M::Q_ROTATED), (__half*)(smem + M::Q_PLAIN), (float*)(smem + M::STARTS),
+                                 (float*)(smem + M::ROW_SCALES), (float*)(smem + M::SCRATCH) + warp * D);
+  }
   __syncthreads();
 
   const uint4* q_rotated = (const uint4*)(smem + M::Q_ROTATED);
@@ -270,13 +164,13 @@ __device__ __forceinline__ void split(const Call<T>& c, int dense_ctas, u8* smem
   float scale[NB][2];
 #pragma unroll
   for (int n = 0; n < NB; n++) {
-    scale[n][0] = ((const float*)(smem + M::ROW_SCALES))[8 * n + 2 * t];
-    scale[n][1] = ((const float*)(smem + M::ROW_SCALES))[8 * n + 2 * t + 1];
+    scale[n][0] = ((const float*)(smem + M::ROW_SCALES))[8 * n + 2 * t] * CODE;
+    scale[n][1] = ((const float*)(smem + M::ROW_SCALES))[8 * n + 2 * t + 1] * CODE;
   }
 
   float o[STEPS][NB][4], weighted[GROUPS][NB][2], m[NB][2], l[NB][2], mean[NB][2];
   float bias = 11.f;
-  u32 largest = 0;  // twice the bound of a value scale for which `bias` is safe, as two halves
+  u32 largest = 0;  // value scales for which `bias` is safe, as two halves
 #pragma unroll
   for (int n = 0; n < NB; n++)
 #pragma unroll
@@ -295,7 +189,7 @@ __device__ __forceinline__ void split(const Call<T>& c, int dense_ctas, u8* smem
   for (int s = s0; s < s1; s++) {
     ring.wait(stage, phase);
     const bool new_tile = s == s0 || !(s & 3);
-    {
+    if (s > s0) {
       const int next = s + NS - 1;
       ring.ask(stage == 0 ? NS - 1 : stage - 1, next, !(next & 3), next < s1);
       __syncwarp();
@@ -329,7 +223,7 @@ __device__ __forceinline__ void split(const Call<T>& c, int dense_ctas, u8* smem
 #pragma unroll
       for (int n = 0; n < NB; n++)
 #pragma unroll
-        for (int e = 0; e < 2; e++) mean[n][e] = (even[n][e] + odd[n][e + 2]) * scale[n][e];
+        for (int e = 0; e < 2; e++) mean[n][e] = (even[n][e] + odd[n][e + 2]) * (scale[n][e] * (1 / CODE));
     }
 
     float score[2][NB][4];  // [16 tokens][row tile]: tokens g and g + 8, rows 2t and 2t + 1
@@ -386,25 +280,21 @@ __device__ __forceinline__ void split(const Call<T>& c, int dense_ctas, u8* smem
         top_scale = max_half2(top_scale, max_half2(vs[j][k].x, vs[j][k].y));
       }
     float candidate[NB][2];
-    bool rescale = __vcmpgtu2(top_scale, largest) != 0;  // positive halves compare as integers
+    const bool larger = max_half2(top_scale, largest) != largest;
+    bool rescale = larger;
 #pragma unroll
     for (int n = 0; n < NB; n++)
 #pragma unroll
       for (int e = 0; e < 2; e++) {
         const float x = fmaxf(fmaxf(score[0][n][e], score[0][n][e + 2]), fmaxf(score[1][n][e], score[1][n][e + 2]));
-        candidate[n][e] = fmaf(x, scale[n][e] * CODE, mean[n][e]);
+        candidate[n][e] = fmaf(x, scale[n][e], mean[n][e]);
         rescale |= candidate[n][e] > m[n][e] + SLACK;
       }
     if (__any_sync(~0u, rescale)) {
       float was = bias;
-      if (__any_sync(~0u, __vcmpgtu2(top_scale, largest) != 0)) {
+      if (__any_sync(~0u, larger)) {
         const float2 e = unpack_half(top_scale);
-        const float top = fmaxf(warp_max(fmaxf(e.x, e.y)), 5.9604645e-8f);
-        // top < 2^exponent, and as much again for the slices to come
-        const int exponent = (int)(__float_as_uint(top) >> 23) - 126 + 1;
-        const float bound = exponent > 15 ? 65504.f : __uint_as_float((u32)(127 + exponent) << 23);
-        largest = pack_half(bound, bound);
-        bias = fminf(11.f, 11.f - exponent);  // 2^(bias + SLACK) * 2^exponent = 2^15
+        choose_bias(warp_max(fmaxf(e.x, e.y)), bias, largest);
       }
 #pragma unroll
       for (int n = 0; n < NB; n++) {
@@ -434,9 +324,8 @@ __device__ __forceinline__ void split(const Call<T>& c, int dense_ctas, u8* smem
 #pragma unroll
       for (int n = 0; n < NB; n++) {
         const float f0 = mean[n][0] - m[n][0] + bias, f1 = mean[n][1] - m[n][1] + bias;
-        const float s0 = scale[n][0] * CODE, s1 = scale[n][1] * CODE;
-        const float p0 = ex2(fmaf(score[j][n][0], s0, f0)), p1 = ex2(fmaf(score[j][n][1], s1, f1));
-        const float p2 = ex2(fmaf(score[j][n][2], s0, f0)), p3 = ex2(fmaf(score[j][n][3], s1, f1));
+        const float p0 = ex2(fmaf(score[j][n][0], scale[n][0], f0)), p1 = ex2(fmaf(score[j][n][1], scale[n][1], f1));
+        const float p2 = ex2(fmaf(score[j][n][2], scale[n][0], f0)), p3 = ex2(fmaf(score[j][n][3], scale[n][1], f1));
         l[n][0] += p0 + p2;
         l[n][1] += p1 + p3;
         const u32 x0 = transpose8x8(pack_half(p0, p1)), x1 = transpose8x8(pack_half(p2, p3));
@@ -491,8 +380,6 @@ __device__ __forceinline__ void split(const Call<T>& c, int dense_ctas, u8* smem
 
   // Merge the CTA's warps, 8 rows at a time: each puts its o into its own ring.
   float* own = (float*)ring.stages;
-  po += (i64)cta * rows * D;
-  pl += (i64)cta * rows;
 #pragma unroll
   for (int n = 0; n < NB; n++) {
     if (n) __syncthreads();

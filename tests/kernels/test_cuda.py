@@ -219,7 +219,7 @@ def test_the_path_without_bulk_copies(monkeypatch, head_dim, group, dtype):
 
 def test_peak_memory_does_not_grow_with_the_context():
     peaks = []
-    for num_blocks in (256, 1024):
+    for num_blocks in (512, 2048):
         view = prepared(make_view(num_blocks, num_kv_heads=8, head_dim=128, dtype=mx.float16))
         q = queries(64, 1, 128, mx.float16)
         mx.eval(view.tiles, view.sinks_k, view.sinks_v, view.tail_k, view.tail_v, q)
@@ -228,7 +228,7 @@ def test_peak_memory_does_not_grow_with_the_context():
         before = mx.get_active_memory()
         mx.eval(cuda.decode_attention(q, view, 128**-0.5))
         peaks.append(mx.get_peak_memory() - before)
-    assert peaks[1] <= peaks[0] + 4096
+    assert peaks[1] == peaks[0]
 
 
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)

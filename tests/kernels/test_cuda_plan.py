@@ -7,12 +7,13 @@ from kernels.cuda.device import Device
 
 
 @pytest.mark.parametrize("head_dim", [64, 80, 96, 112, 128, 192, 256, 512])
-@pytest.mark.parametrize("rows", [1, 8, 9, 256])
+@pytest.mark.parametrize("rows", [1, 8, 9, 32, 256])
 @pytest.mark.parametrize("shared", [101376, 166912, 232448])
 def test_every_build_fits_the_shared_memory_of_its_device(head_dim, rows, shared):
-    shape = plan.shape_for(head_dim, rows, Device(100, shared, True))
-    assert shape.warps >= 1
-    assert plan.shared_bytes(head_dim, shape) * shape.per_sm <= shared
+    on = Device(100, shared, True)
+    build = plan.build_for(head_dim, rows, on)
+    assert build.threads >= 32
+    assert build.shared_bytes(head_dim) * build.per_sm <= on.shared_bytes
 
 
 @pytest.mark.parametrize("rows", [8, 16])
@@ -27,14 +28,22 @@ def test_no_row_group_touches_more_batch_rows_than_counted(rows, per_batch, batc
     assert max(touched) <= plan.batches_touched(rows, per_batch, batch)
 
 
-def test_ctas_never_exceed_what_the_combine_can_hold():
-    ctas, dense = plan.num_ctas(
-        num_kv_heads=1, row_groups=1, slots=10_000, stream_ctas=9_000, dense_pieces=5_000, per_cta=2
-    )
-    assert ctas + dense <= plan.MAX_PARTIALS
+H200 = Device(132, 232448, True)
 
 
-def test_a_short_context_takes_few_ctas_and_a_long_one_all():
-    cut = {"num_kv_heads": 8, "row_groups": 1, "slots": 132, "dense_pieces": 13, "per_cta": 16}
-    assert plan.num_ctas(stream_ctas=2, **cut) == (3, 1)
-    assert plan.num_ctas(stream_ctas=256, **cut) == (16, 1)
+def test_partials_never_exceed_what_the_combine_can_hold():
+    many = Device(9_000, 232448, True)
+    assert plan.cut(plan.Simple(), many, 1, 1, 1, 64, 143, 9_000).partials <= plan.MAX_PARTIALS
+
+
+def test_a_short_context_takes_few_ctas_and_a_long_one_all_that_run_at_once():
+    build = plan.build_for(128, 8, H200)
+    short, long = (plan.cut(build, H200, 1, 8, 8, 64, 143, n) for n in (8, 1024))
+    assert (short.streams, short.workers) == (2, 8)
+    assert (long.streams, long.workers, long.num_ctas) == (16, 4, 132)
+
+
+def test_without_blocks_all_ctas_take_dense_pieces():
+    build = plan.build_for(128, 8, H200)
+    cut = plan.cut(build, H200, 1, 8, 8, 0, 4096, 0)
+    assert (cut.streams, cut.dense, cut.num_ctas) == (0, 16, 128)
