@@ -1,5 +1,40 @@
-"""The Metal backend. Knows the layout and the grids; `kernels` decides when it is used."""
+"""int4c on Apple GPUs: MLX kernels for attention and for the codec, on tiles in canonical order.
 
+The kernels are text that MLX compiles at first use, once per head size, row class and dtypes.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import mlx.core as mx
+
+from kernels.cache_view import CacheView
 from kernels.metal.launcher import Launcher, Plan
 
-__all__ = ["Launcher", "Plan"]
+__all__ = ["Launcher", "Plan", "available", "decode", "decode_attention", "encode"]
+
+
+def available() -> bool:
+    """Whether there is an Apple GPU that MLX can use."""
+    return mx.metal.is_available()
+
+
+@cache
+def _launcher() -> Launcher:
+    return Launcher(plan=Plan.for_architecture(str(mx.device_info()["architecture"])))
+
+
+def decode_attention(q: mx.array, view: CacheView, scale: float, sinks: mx.array | None = None) -> mx.array:
+    """As `kernels.decode_attention`, whose checks have passed."""
+    return _launcher().decode_attention(q, view, scale, sinks)
+
+
+def encode(k: mx.array, v: mx.array) -> mx.array:
+    """As `kernels.encode`."""
+    return _launcher().encode(k, v)
+
+
+def decode(tiles: mx.array, head_dim: int, dtype: mx.Dtype = mx.float32) -> tuple[mx.array, mx.array]:
+    """As `kernels.decode`."""
+    return _launcher().decode(tiles, head_dim, dtype)

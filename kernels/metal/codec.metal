@@ -23,8 +23,8 @@ inline float sum8(float x) {
   return x + simd_shuffle_xor(x, ushort(4));
 }
 
-// Quantises one group: 8 lanes share it, each with 8 channels (`there`) or none. Of 12 shares of the group's RMS, the
-// scale with the smallest squared error as stored, in float16.
+// The scale of one group, which 8 lanes share, each with 8 channels (`there`) or none: of 12 shares of the group's
+// RMS the one with the smallest squared error as stored, in float16.
 inline float search_scale(const thread float* x, bool there, int group_size) {
   float squares = 0;
   UNROLL

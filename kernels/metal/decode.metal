@@ -27,8 +27,8 @@
     hadamard<D, TOKENS, Natural<D>>(x, rotation + 48, thread_index, num_threads);
     for (int i = thread_index; i < TOKENS * D; i += num_threads) {
       const int channel = i % D;
-      const float number = signed_channel(x[i] * norm<D>(), rotation, channel) + (values ? 0.0f : float(mean[channel]));
-      out[from * D + i] = T(number);
+      const float number = signed_channel(x[i] * norm<D>(), rotation, channel);
+      out[from * D + i] = T(values ? number : number + float(mean[channel]));
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
   }

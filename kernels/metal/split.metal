@@ -9,7 +9,7 @@
   threadgroup float numbers[Split::SCRATCH];  // queries, then the rows' output
   threadgroup float stats[2 * Split::STATS];
   threadgroup float sums[ROWS];
-  threadgroup Row rows[ROWS];
+  threadgroup int2 rows[ROWS];
 
   const int thread_index = thread_index_in_threadgroup, num_threads = 32 * SIMDGROUPS;
   const int head = threadgroup_position_in_grid.y, num_heads = threadgroups_per_grid.y;
@@ -27,7 +27,7 @@
     const bool there = channel < D;
     const float y = !rotated ? factor : there ? signed_channel(rotated_factor, rotation, channel) : 0.0f;
     for (int row = 0; row < ROWS; row++) {
-      const float x = there && row < work.num_rows ? float(q[rows[row].number * D + channel]) : 0.0f;
+      const float x = there && row < work.num_rows ? float(q[rows[row].x * D + channel]) : 0.0f;
       numbers[Split::at(row, channel)] = x * y;
     }
   }
@@ -63,13 +63,13 @@
     }
     sums[thread_index] = sum == 0 ? 0.0f : 1.0f / sum;
     if (thread_index < work.num_rows) {
-      const size_t at = size_t(rows[thread_index].number) * work.num_splits + work.split;
+      const size_t at = size_t(rows[thread_index].x) * work.num_splits + work.split;
       lse[at] = sum == 0 ? -INFINITY : top + fast::log2(sum);
     }
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
   for (int row = 0; row < work.num_rows; row++) {
-    const size_t at = (size_t(rows[row].number) * work.num_splits + work.split) * D;
+    const size_t at = (size_t(rows[row].x) * work.num_splits + work.split) * D;
     for (int channel = thread_index; channel < D; channel += num_threads) {
       partial[at + channel] = numbers[row * D + channel] * sums[row];
     }

@@ -13,14 +13,15 @@
 #include <metal_stdlib>
 using namespace metal;
 
-using matrix = simdgroup_matrix<float, 8, 8>;
+using Matrix8 = simdgroup_matrix<float, 8, 8>;
 
-inline thread float2& elements(thread matrix& m) {
+inline thread float2& elements(thread Matrix8& m) {
   return reinterpret_cast<thread float2&>(m.thread_elements());
 }
 
-// Where a lane stands in an 8x8 matrix: (row, 2 quarter) and (row, 2 quarter + 1). `mirror`: which lane holds the
-// elements across the diagonal, but for the last bit of row and column (lane bits 0 and 2, 3 and 4 change places). `first_row`: the lane of this quarter in row 0.
+// Where a lane stands in an 8x8 matrix: (row, 2 quarter) and (row, 2 quarter + 1). `mirror`: which lane holds
+// the elements across the diagonal, but for the last bit of row and column (lane bits 0 and 2, 3 and 4 change
+// places). `first_row`: the lane of this quarter in row 0.
 struct Place {
   ushort row, quarter, mirror, first_row;
   bool odd;
@@ -81,13 +82,13 @@ struct MatrixSplit {
   Place place;
   int tile, stream;                  // which rows of the threadgroup's, which part of the range
   threadgroup const float* queries;  // this lane's element of the first matrix
-  matrix kept[KEEP ? FRAGMENTS * M : 1];
-  matrix o[M * FRAGMENTS];
+  float2 kept[KEEP ? FRAGMENTS * M : 1];
+  Matrix8 o[M * FRAGMENTS];
   float m[M], l[M];
   int low[M], high[M];               // tokens of a dense part that the lane's row sees
   int2 origins[M];                   // where the lane's channels of two query rows start in q
 
-  void begin(Work work, threadgroup const Row* rows, ushort simdgroup, ushort lane) thread {
+  void begin(Work work, threadgroup const int2* rows, ushort simdgroup, ushort lane) thread {
     place = place_of(lane);
     tile = simdgroup / STREAMS;
     stream = simdgroup % STREAMS;
@@ -95,12 +96,12 @@ struct MatrixSplit {
     for (int r = 0; r < M; r++) {
       m[r] = -INFINITY;
       l[r] = 0;
-      threadgroup const Row* row = rows + 8 * (tile * M + r);
+      threadgroup const int2* row = rows + 8 * (tile * M + r);
       low[r] = work.low(row[place.row]);
       high[r] = work.high(row[place.row]);
-      // As an operand from the right a lane holds a channel of two rows: that of quarter row / 2, element row % 2.
+      // As an operand from the right a lane holds one channel of two rows: of quarter row / 2, element row % 2.
       const int channel = 8 * N * (place.row / 2) + 4 * (place.row % 2);
-      origins[r] = int2(row[2 * place.quarter].number, row[2 * place.quarter + 1].number) * D + channel;
+      origins[r] = int2(row[2 * place.quarter].x, row[2 * place.quarter + 1].x) * D + channel;
       UNROLL
       for (int j = 0; j < FRAGMENTS; j++) {
         elements(o[r * FRAGMENTS + j]) = float2(0);
@@ -108,10 +109,8 @@ struct MatrixSplit {
     }
   }
 
-  matrix load_query(int j, int r) const thread {
-    matrix x;
-    elements(x) = *(threadgroup const float2*)(queries + 8 * j * ROWS + 8 * r);
-    return x;
+  float2 load_query(int j, int r) const thread {
+    return *(threadgroup const float2*)(queries + 8 * j * ROWS + 8 * r);
   }
 
   void set_queries(threadgroup const float* rows) thread {
@@ -129,7 +128,7 @@ struct MatrixSplit {
 
   // s[r * F + f] += K_f Q_r^T
   template <typename Row>
-  void score(const thread Row* k, thread matrix* s) thread {
+  void score(const thread Row* k, thread Matrix8* s) thread {
     UNROLL
     for (int i = 0; i < N; i++) {
       float2 pairs[F][4];
@@ -142,15 +141,11 @@ struct MatrixSplit {
         UNROLL
         for (int r = 0; r < M; r++) {
           const int j = 4 * i + p;
-          matrix q;
-          if (KEEP) {
-            q = kept[KEEP ? j * M + r : 0];
-          } else {
-            q = load_query(j, r);
-          }
+          Matrix8 q;
+          elements(q) = KEEP ? kept[KEEP ? j * M + r : 0] : load_query(j, r);
           UNROLL
           for (int f = 0; f < F; f++) {
-            matrix a;
+            Matrix8 a;
             elements(a) = pairs[f][p];
             simdgroup_multiply_accumulate(s[r * F + f], a, q, s[r * F + f]);
           }
@@ -161,7 +156,7 @@ struct MatrixSplit {
 
   // Weights of the F x 8 tokens at `token` from their scores, then O += P V.
   template <bool MASK, typename Row>
-  void accumulate(thread matrix* s, const thread Row* v, int token) thread {
+  void accumulate(thread Matrix8* s, const thread Row* v, int token) thread {
     UNROLL
     for (int r = 0; r < M; r++) {
       float2 x[F];
@@ -202,11 +197,11 @@ struct MatrixSplit {
         v[f].words(i, pairs);
         UNROLL
         for (int p = 0; p < 4; p++) {
-          matrix b;
+          Matrix8 b;
           elements(b) = pairs[p];
           UNROLL
           for (int r = 0; r < M; r++) {
-            thread matrix& out = o[r * FRAGMENTS + 4 * i + p];
+            thread Matrix8& out = o[r * FRAGMENTS + 4 * i + p];
             simdgroup_multiply_accumulate(out, s[r * F + f], b, out);
           }
         }
@@ -216,9 +211,10 @@ struct MatrixSplit {
 
   // Blocks [first, last) of `tiles`, `stride` words apart. What their means add to the scores is computed from the
   // queries as they came, for 8 blocks at once: row n of `means` is block n.
-  void blocks(const device uint* tiles, size_t stride, int first, int last, const device T* q, float scale) thread {
+  void blocks(const device uint* tiles, size_t stride, int first, int last, const device T* q,
+              float scale) thread {
     for (int at = first; at < last; at += 8) {
-      matrix means[M];
+      Matrix8 means[M];
       UNROLL
       for (int r = 0; r < M; r++) {
         elements(means[r]) = float2(0);
@@ -232,13 +228,13 @@ struct MatrixSplit {
         row.words(i, pairs);
         UNROLL
         for (int p = 0; p < 4; p++) {
-          matrix a;
+          Matrix8 a;
           elements(a) = pairs[p];
           UNROLL
           for (int r = 0; r < M; r++) {
             const device T* x = q + 8 * i + p;
             const bool there = !Mean::PADDED || place.row / 2 * N + i < D / 8;
-            matrix b;
+            Matrix8 b;
             elements(b) = there ? float2(float(x[origins[r].x]), float(x[origins[r].y])) : float2(0);
             simdgroup_multiply_accumulate(means[r], a, b, means[r]);
           }
@@ -249,11 +245,12 @@ struct MatrixSplit {
         elements(means[r]) *= scale;
       }
       for (int n = 0; n < min(8, last - at); n++) {
-        // This lane's place in the first row of its stream; v's parts stand as far behind k's for codes and scales.
+        // This lane's place in the first row of its stream. V's codes and scales stand V_CODES words behind K's.
         const int word = place.quarter * N, row = stream * (BLOCK_TOKENS / STREAMS) + place.row;
         const device uint* tile = tiles + (at + n) * stride;
         const device uint* codes = tile + row * Tile<D>::WORDS + Code::words_at(word);
-        const device half* scales = (const device half*)(tile + Tile<D>::K_SCALES) + row * Tile<D>::GROUPS + Code::scales_at(word);
+        const device half* scales = (const device half*)(tile + Tile<D>::K_SCALES);
+        scales += row * Tile<D>::GROUPS + Code::scales_at(word);
         const ushort from = (n & 4) * 4 + (n & 3) * 2 + place.first_row;
         float2 mean_scores[M];
         UNROLL
@@ -272,7 +269,7 @@ struct MatrixSplit {
           }
           codes += 8 * F * Tile<D>::WORDS;
           scales += 8 * F * Tile<D>::GROUPS;
-          matrix s[M * F];
+          Matrix8 s[M * F];
           UNROLL
           for (int r = 0; r < M; r++) {
             UNROLL
@@ -291,7 +288,7 @@ struct MatrixSplit {
   void dense(const device C* keys, const device C* values, int first, int last) thread {
     for (int t = first + stream * 8 * F; t < last; t += STREAMS * 8 * F) {
       Dense k[F], v[F];
-      matrix s[M * F];
+      Matrix8 s[M * F];
       UNROLL
       for (int f = 0; f < F; f++) {
         const int token = t + 8 * f + place.row;

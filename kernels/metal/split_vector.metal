@@ -39,7 +39,7 @@ struct VectorSplit {
   int low, high;             // tokens of a dense part that this row sees
   int origins[ROWS];         // where the query rows start in q
 
-  void begin(Work work, threadgroup const Row* rows, ushort simdgroup, ushort simd_lane) thread {
+  void begin(Work work, threadgroup const int2* rows, ushort simdgroup, ushort simd_lane) thread {
     lane = simd_lane;
     word = lane % LANES * N;
     token = lane / LANES;
@@ -51,7 +51,7 @@ struct VectorSplit {
     high = work.high(rows[lane % ROWS]);
     UNROLL
     for (int r = 0; r < ROWS; r++) {
-      origins[r] = rows[r].number * D;
+      origins[r] = rows[r].x * D;
       UNROLL
       for (int i = 0; i < 4 * N; i++) {
         o[r][i] = float2(0);
@@ -179,11 +179,12 @@ struct VectorSplit {
       }
       const float means = reduce(values) * scale;
       for (int n = 0; n < min(BATCH, last - at); n++) {
-        // This lane's place in the first row of its stream; v's parts stand as far behind k's for codes and scales.
+        // This lane's place in the first row of its stream. V's codes and scales stand V_CODES words behind K's.
         const int row = stream * (BLOCK_TOKENS / STREAMS) + token;
         const device uint* tile = tiles + (at + n) * stride;
         const device uint* codes = tile + row * Tile<D>::WORDS + Code::words_at(word);
-        const device half* scales = (const device half*)(tile + Tile<D>::K_SCALES) + row * Tile<D>::GROUPS + Code::scales_at(word);
+        const device half* scales = (const device half*)(tile + Tile<D>::K_SCALES);
+        scales += row * Tile<D>::GROUPS + Code::scales_at(word);
         const float mean = simd_shuffle(means, ushort(n % TOKENS * LANES + n / TOKENS * ROWS + lane % ROWS));
         for (int from = 0; from < BLOCK_TOKENS / STREAMS; from += STEPS * TOKENS) {
           Code k[STEPS], v[STEPS];

@@ -11,11 +11,6 @@ using namespace metal;
 
 enum class Part { blocks, sinks, tail };
 
-// A query row: its number among all B * num_q_heads * Sq, and the tail tokens up to its own.
-struct Row {
-  int number, end;
-};
-
 struct Work {
   Part part;
   int split;       // of the row's partials
@@ -25,20 +20,19 @@ struct Work {
   int first, last; // range: blocks, or tokens of a dense part
   int head, num_heads, rows_per_batch, num_queries, num_splits, tail_length, window;
 
-  // The tile's n-th row. Rows that aren't there stand for the first, and are never written.
-  Row row(int n) const thread {
+  // The tile's n-th row: its number among all B * num_q_heads * Sq, and the tail tokens up to its own. Rows that
+  // aren't there stand for the first, and are never written.
+  int2 row(int n) const thread {
     const int i = row0 + (n < num_rows ? n : 0);
-    Row r;
-    r.number = ((i / rows_per_batch) * num_heads + head) * rows_per_batch + i % rows_per_batch;
-    r.end = tail_length - num_queries + i % num_queries + 1;
-    return r;
+    const int number = (i / rows_per_batch * num_heads + head) * rows_per_batch + i % rows_per_batch;
+    return int2(number, tail_length - num_queries + i % num_queries + 1);
   }
   // A row sees the tokens [low, high) of this range of a dense part.
-  int low(Row row) const thread {
-    return part == Part::tail && window > 0 ? max(first, row.end - window) : first;
+  int low(int2 row) const thread {
+    return part == Part::tail && window > 0 ? max(first, row.y - window) : first;
   }
-  int high(Row row) const thread {
-    return part == Part::tail ? min(last, row.end) : last;
+  int high(int2 row) const thread {
+    return part == Part::tail ? min(last, row.y) : last;
   }
 };
 

@@ -12,6 +12,10 @@ rng = np.random.default_rng(0)
 
 # Source, header.
 REJECTED = [
+    (
+        "matrix m; y[0] = x[0];",
+        "#include <metal_stdlib>\nusing namespace metal;\nusing matrix = simdgroup_matrix<float, 8, 8>;\n",
+    ),
     ("float4 v = int4(1); y[0] = v.x;", ""),
     ("uint4 v = int4(1); y[0] = v.x;", ""),
     ("float2 v = float4(1).xyzw; y[0] = v.x;", ""),

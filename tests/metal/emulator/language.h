@@ -66,6 +66,7 @@ MTL_P(char) MTL_P(uchar) MTL_P(short) MTL_P(ushort) MTL_P(int) MTL_P(uint) MTL_P
 #define NAN __builtin_nanf("")
 
 namespace metal {
+template <typename T, int C, int R> struct matrix;   // not modelled; a name of ours must not hide behind it
 template <typename T, int N> using vec = T __attribute__((ext_vector_type(N)));
 
 // ---------------------------------------------------------------- type traits

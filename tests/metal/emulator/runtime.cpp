@@ -100,13 +100,13 @@ static const char* lanes(u32 m) {
   return s;
 }
 
+static const char* last_op; static u32 last_op_index;       // reset by every dispatch
 static void count_op(const char* name) {
-  static const char* last; static OpCount* found;           // names are literals of the kernel: mostly the same one again
-  if (name != last || found < res->ops || found >= res->ops + COUNTED_OPS || !found->count) {
+  if (name != last_op) {                                    // names are literals of the kernel: mostly the same again
     u32 i = 0; while (i < COUNTED_OPS - 1 && res->ops[i].count && strcmp(res->ops[i].name, name)) i++;
-    found = &res->ops[i]; last = name; snprintf(found->name, sizeof found->name, "%s", name);
+    last_op = name; last_op_index = i; snprintf(res->ops[i].name, sizeof res->ops[i].name, "%s", name);
   }
-  found->count++;
+  res->ops[last_op_index].count++;
 }
 
 // ---------------------------------------------------------------- scheduler
@@ -373,7 +373,7 @@ static void on_signal(int sig, siginfo_t* si, void* u) {
 }
 
 int mtl_run(Entry fn, Buffer* bufs, u32 nb, const u32* grid, const u32* tg_in, const Options* o, Result* out) {
-  opt = *o; res = out; memset(out, 0, sizeof *out); rep_len = n_find = n_seen = 0; entry_fn = fn; rng = opt.seed * 0x9e3779b97f4a7c15ull + 1; serial = 0;
+  opt = *o; res = out; memset(out, 0, sizeof *out); last_op = 0; rep_len = n_find = n_seen = 0; entry_fn = fn; rng = opt.seed * 0x9e3779b97f4a7c15ull + 1; serial = 0;
   struct timespec t0, t1; clock_gettime(CLOCK_MONOTONIC, &t0);
   if (!arena) arena = (u8*)mmap(0, ARENA, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (arena == MAP_FAILED) { arena = 0; snprintf(res->report, 100, "limit\t0\t0\tcannot reserve the arena\n"); return res->status = 3; }
@@ -437,7 +437,10 @@ int mtl_run(Entry fn, Buffer* bufs, u32 nb, const u32* grid, const u32* tg_in, c
   }
   for (u32 i = 1; i <= n_regions; i++) { Region& r = regions[i]; if (r.cells) munmap(r.cells, (r.bytes / r.elem + 1) * sizeof(Cell)); }
   memset(slot_of, 0, (arena_top / SLOT + 1) * sizeof(u16));
-  mmap(arena, arena_top + SLOT, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+  // Every kernel's library has its own arena and stacks, each a mapping or thousands: hundreds of libraries would
+  // exhaust what a process may map.
+  munmap(arena, ARENA); arena = 0;
+  munmap(stacks, MAXT * STACK); stacks = 0; n_stacks = 0;
   clock_gettime(CLOCK_MONOTONIC, &t1); res->seconds = (t1.tv_sec - t0.tv_sec) + 1e-9 * (t1.tv_nsec - t0.tv_nsec);
   return res->status;
 }
