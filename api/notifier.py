@@ -20,7 +20,8 @@ class Notifier:
 
     @property
     def num_waiters(self) -> int:
-        return sum(len(events) for events in self._waiters.values())
+        # A copy, since this may be asked from another thread while the loop goes on.
+        return sum(len(events) for events in list(self._waiters.values()))
 
     def notify(self, job_id: str) -> None:
         """Wake whoever waits for this job. Callable from any thread."""

@@ -148,6 +148,9 @@ async def _read_multipart(request: Request, limit_bytes: int) -> Upload:
         return await anyio.to_thread.run_sync(_keep, file, clean_name(name))
     finally:
         await form.close()
+        # A body that ends inside a part leaves a file that the form does not name.
+        for unnamed in parser._files_to_close_on_error:
+            unnamed.close()
 
 
 def _keep(file: UploadFile, name: str) -> Upload:

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from cli import Client
@@ -58,6 +59,13 @@ def wait_ready(client: Client, process: subprocess.Popen[bytes], log: Path) -> N
         assert process.poll() is None, log.read_text()
         assert time.monotonic() < deadline, f"{reason}\n{log.read_text()}"
         time.sleep(0.1)
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def descendants(pid: int) -> list[int]:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from cli import Client
-from tests.e2e.stack import descendants, end, environment, free_port, start, wait_gone, wait_ready
+from tests.e2e.stack import descendants, end, environment, free_port, start, wait_gone, wait_ready, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
@@ -49,13 +49,14 @@ def up(tmp_path: Path) -> Iterator[Up]:
 
 
 def test_ctrl_c_leaves_no_process_and_no_claim(up: Up) -> None:
+    ready = f"ready: http://127.0.0.1:{up.port}\n"
+    wait_until(lambda: ready in up.log.read_text())
     below = descendants(up.process.pid)
     assert len(below) >= 4, "redis, api, worker and engine"
     up.process.send_signal(signal.SIGINT)
     assert up.process.wait(60) == 0
     assert wait_gone(below) == []
     assert not (up.data / "up.json").exists()
-    assert f"ready: http://127.0.0.1:{up.port}\n" in up.log.read_text()
 
 
 def test_second_up_says_what_is_running(up: Up) -> None:
