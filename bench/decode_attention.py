@@ -162,7 +162,7 @@ class Clock:
             if event.device_type == self.torch.autograd.DeviceType.CUDA and not event.name.startswith("Mem"):
                 by_name.setdefault(event.name, []).append(event.device_time)
         # Medians, so that a call beside a clock change does not count.
-        self.kernels = {n[:60]: statistics.median(t) * len(t) / calls / 1e3 for n, t in by_name.items()}
+        self.kernels = {n: statistics.median(t) * len(t) / calls / 1e3 for n, t in by_name.items()}
         return sum(self.kernels.values())
 
 

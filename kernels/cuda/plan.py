@@ -182,11 +182,12 @@ def cut(
     row_groups = -(-batch * per_batch // build.rows)
     touched = batches_touched(build.dense_rows, per_batch, batch)
     num_pieces = -(-num_sinks // build.piece) + touched * -(-num_tail // build.piece)
-    dense = -(-num_pieces // build.pieces_per_cta)
+    dense = min(-(-num_pieces // build.pieces_per_cta), MAX_PARTIALS // 2)
     groups, slots = num_kv_heads * row_groups, build.slots(on)
     items = groups * dense
     room = items if num_blocks < SHORT_BLOCKS else -(-items // 4)
-    streams = min(build.stream_ctas(num_blocks), max(1, (slots - room) // groups), 256)
+    streams = min(build.stream_ctas(num_blocks), max(1, (slots - room) // groups))
+    streams = min(streams, MAX_PARTIALS // 2)
     idle = slots - groups * streams
     workers = min(items, idle) if idle > 0 else items
     each, more = divmod(num_blocks * build.parts_per_block, max(1, streams * build.rings))

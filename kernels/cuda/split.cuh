@@ -22,7 +22,6 @@
 
 namespace longleaf {
 
-
 // Shared memory, in bytes: rings, mbarriers, (max, sum) per warp and row, q rotated and not, start values, row
 // scales, and a row of floats per warp where the rotation needs it.
 template <int NB, int NW, int NS>

@@ -47,3 +47,8 @@ def test_without_blocks_all_ctas_take_dense_pieces():
     build = plan.build_for(128, 8, H200)
     cut = plan.cut(build, H200, 1, 8, 8, 0, 4096, 0)
     assert (cut.streams, cut.dense, cut.num_ctas) == (0, 16, 128)
+
+
+def test_many_rows_with_long_windows_stay_within_the_combine():
+    build = plan.build_for(128, 16, H200)
+    assert plan.cut(build, H200, 16, 8, 1, 0, 8192, 0).partials <= plan.MAX_PARTIALS
