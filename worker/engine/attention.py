@@ -23,7 +23,7 @@ class Owner(Protocol):
 
 
 class Handle:
-    """Stands for the keys (or values) that a compressed layer does not lay out as one array."""
+    """Stands for the keys (or values) of a layer that attends by itself."""
 
     def __init__(self, owner: Owner, like: mx.array) -> None:
         self.owner = owner

@@ -9,7 +9,16 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from kernels import BLOCK_TOKENS, MAX_QUERIES, CacheView, TileLayout, decode, decode_attention, encode
+from kernels import (
+    BLOCK_TOKENS,
+    MAX_QUERIES,
+    CacheView,
+    TileLayout,
+    decode,
+    decode_attention,
+    encode,
+    prefill_attention,
+)
 from worker.engine.attention import Handle
 
 SINK_TOKENS = 64
@@ -31,6 +40,15 @@ def with_room(tiles: mx.array, num_spare: int) -> mx.array:
     return mx.concatenate([tiles, mx.zeros((num_spare, *tiles.shape[1:]), mx.uint32)])
 
 
+def attend_dense(
+    q: mx.array, k: mx.array, v: mx.array, scale: float, sinks: mx.array | None = None
+) -> mx.array:
+    """Causal attention over dense keys and values, the queries' own tokens last."""
+    if sinks is None:
+        return prefill_attention(q, k, v, scale)
+    return mx.fast.scaled_dot_product_attention(q, k, v, scale=scale, mask="causal", sinks=sinks)
+
+
 class ExactLayer:
     """One layer's exact keys and values while the prefix passes through it.
 
@@ -47,11 +65,18 @@ class ExactLayer:
         """Begin with (num_kv_heads, n, head_dim) keys and values that are known already."""
         self.update_and_fetch(k[None], v[None])
 
-    def update_and_fetch(self, k: mx.array, v: mx.array) -> tuple[mx.array, mx.array]:
+    def update_and_fetch(self, k: mx.array, v: mx.array) -> tuple[Handle, Handle]:
         start, self.offset = self.offset, self.offset + k.shape[2]
         self.keys[:, :, start : self.offset] = k
         self.values[:, :, start : self.offset] = v
-        return self.keys[:, :, : self.offset], self.values[:, :, : self.offset]
+        handle = Handle(self, k)
+        return handle, handle
+
+    def attend(self, q: mx.array, scale: float, sinks: mx.array | None = None) -> mx.array:
+        """Attend to everything so far."""
+        # The slices must not outlive this call: while one does, the next update copies the buffer.
+        k, v = self.keys[:, :, : self.offset], self.values[:, :, : self.offset]
+        return attend_dense(q, k, v, scale, sinks)
 
 
 class CompressedLayer:
@@ -109,13 +134,12 @@ class CompressedLayer:
             return out
         old_k, old_v = self.decoded()
         tail_k, tail_v = (mx.concatenate([t, n], axis=2) for t, n in zip(self._tail(), (k, v), strict=True))
-        out = mx.fast.scaled_dot_product_attention(
+        out = attend_dense(
             q,
             mx.concatenate([old_k[None], tail_k], axis=2),
             mx.concatenate([old_v[None], tail_v], axis=2),
-            scale=scale,
-            mask="causal",
-            sinks=sinks,
+            scale,
+            sinks,
         )
         self._set_tail(*self._settle(tail_k, tail_v))
         return out

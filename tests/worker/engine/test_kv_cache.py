@@ -1,10 +1,18 @@
 """Sinks, blocks and tail of a compressed layer, against dense attention over what it says it holds."""
 
 import mlx.core as mx
+import numpy as np
 import pytest
 
 from kernels import BLOCK_TOKENS, decode, encode
-from worker.engine.kv_cache import SINK_TOKENS, CompressedLayer, blocks_end, whole_blocks, with_room
+from worker.engine.kv_cache import (
+    SINK_TOKENS,
+    CompressedLayer,
+    ExactLayer,
+    blocks_end,
+    whole_blocks,
+    with_room,
+)
 
 HEADS, DIM = 2, 64
 
@@ -116,3 +124,31 @@ def test_a_sink_is_rounded_as_it_is_stored():
 def test_blocks_begin_behind_the_sinks(num_tokens, num_blocks):
     assert whole_blocks(num_tokens) == num_blocks
     assert blocks_end(num_blocks) <= num_tokens
+
+
+def test_an_exact_layer_attends_to_all_so_far_and_never_moves_its_buffer():
+    """A slice that outlived its step would make each update copy what may be a whole document."""
+    layer = ExactLayer(300, HEADS, DIM, mx.float32)
+    k, v = tokens(300)
+    q, places = mx.random.normal((1, 3 * HEADS, 300, DIM)), set()
+    expected = mx.fast.scaled_dot_product_attention(q, k, v, scale=0.125, mask="causal")
+    for a in range(0, 300, 100):
+        handle, _ = layer.update_and_fetch(k[:, :, a : a + 100], v[:, :, a : a + 100])
+        out = handle.owner.attend(q[:, :, a : a + 100], 0.125, None)
+        mx.eval(out, layer.keys, layer.values)
+        assert mx.allclose(out, expected[:, :, a : a + 100], atol=1e-5)
+        places.add(np.array(layer.keys, copy=False).ctypes.data)
+    assert layer.offset == 300
+    assert len(places) == 1
+
+
+@pytest.mark.parametrize(
+    "layer", [ExactLayer(40, HEADS, DIM, mx.float32), CompressedLayer(HEADS, DIM, mx.float32)]
+)
+def test_sink_logits_take_weight_in_dense_attention(layer):
+    k, v = tokens(40)
+    q, sinks = mx.random.normal((1, 2 * HEADS, 40, DIM)), mx.array([0.5, -2.0, 30.0, 3.0])
+    handle, _ = layer.update_and_fetch(k, v)
+    out = handle.owner.attend(q, 0.125, sinks)
+    expected = mx.fast.scaled_dot_product_attention(q, k, v, scale=0.125, mask="causal", sinks=sinks)
+    assert mx.allclose(out, expected, atol=1e-5)
