@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from kernels import codec, cpu, reference, unfused
+from kernels import cuda
 from kernels.cache_view import CacheView
+from kernels.dispatch import backend, cpu_library, disable_native, reads_device_order
 from kernels.formats import BLOCK_TOKENS, TileLayout
 
 MAX_QUERIES = 16
@@ -18,8 +19,11 @@ __all__ = [
     "TileLayout",
     "decode",
     "decode_attention",
+    "disable_native",
     "encode",
+    "from_canonical",
     "prefill_attention",
+    "to_canonical",
 ]
 
 
@@ -40,11 +44,7 @@ def decode_attention(q: mx.array, view: CacheView, scale: float, sinks: mx.array
         ValueError: if a shape doesn't fit; the message names both sides.
     """
     _check(q, view)
-    if library := _cpu_library():
-        attend = library.decode_attention
-    else:
-        attend = unfused.decode_attention if unfused.supports(q.shape[-1]) else reference.decode_attention
-    return attend(q, view, scale, sinks).astype(q.dtype)
+    return backend().decode_attention(q, view, scale, sinks).astype(q.dtype)
 
 
 def prefill_attention(q: mx.array, k: mx.array, v: mx.array, scale: float) -> mx.array:
@@ -65,7 +65,7 @@ def prefill_attention(q: mx.array, k: mx.array, v: mx.array, scale: float) -> mx
         ValueError: if a shape doesn't fit; the message names both sides.
     """
     _check_dense(q, k, v)
-    library = _cpu_library()
+    library = cpu_library()
     if library and library.takes(q, k, v):
         return library.prefill_attention(q, k, v, scale)
     return mx.fast.scaled_dot_product_attention(q, k, v, scale=scale, mask="causal")
@@ -78,17 +78,16 @@ def encode(k: mx.array, v: mx.array) -> mx.array:
         k, v: (num_kv_heads, 128 * num_blocks, head_dim), any float dtype.
 
     Returns:
-        tiles: (num_blocks, num_kv_heads, tile_words) uint32.
+        tiles: (num_blocks, num_kv_heads, tile_words) uint32, in the order that this device reads.
 
     Raises:
         ValueError: if the token count is not a multiple of 128 or the head size has no int4c form.
     """
-    library = _cpu_library()
-    return library.encode(k, v) if library else codec.encode(k, v)
+    return from_canonical(backend().encode(k, v), k.shape[-1])
 
 
 def decode(tiles: mx.array, head_dim: int, dtype: mx.Dtype = mx.float32) -> tuple[mx.array, mx.array]:
-    """Decode tiles (num_blocks, num_kv_heads, tile_words) to keys and values.
+    """Decode tiles, in the order that this device reads, to keys and values.
 
     Returns:
         k, v: (num_kv_heads, 128 * num_blocks, head_dim) of `dtype`, computed in float32.
@@ -96,13 +95,17 @@ def decode(tiles: mx.array, head_dim: int, dtype: mx.Dtype = mx.float32) -> tupl
     Raises:
         ValueError: if the last axis isn't the tile size of this head size.
     """
-    library = _cpu_library()
-    return library.decode(tiles, head_dim, dtype) if library else codec.decode(tiles, head_dim, dtype)
+    return backend().decode(to_canonical(tiles, head_dim), head_dim, dtype)
 
 
-def _cpu_library() -> cpu.Library | None:
-    """The C++ kernels if that is where MLX computes and they could be built."""
-    return cpu.library() if mx.default_device() == mx.Device(mx.cpu) else None
+def from_canonical(tiles: mx.array, head_dim: int) -> mx.array:
+    """Tiles as kernels/formats.py lays them out, in the order that this device reads; same shape and bits."""
+    return cuda.to_device_order(tiles, head_dim) if reads_device_order() else tiles
+
+
+def to_canonical(tiles: mx.array, head_dim: int) -> mx.array:
+    """The way back: tiles as every other device and the disk have them."""
+    return cuda.to_canonical(tiles, head_dim) if reads_device_order() else tiles
 
 
 def _check_dense(q: mx.array, k: mx.array, v: mx.array) -> None:

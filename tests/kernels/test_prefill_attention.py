@@ -188,7 +188,7 @@ def test_nothing_is_read_or_written_outside_the_arrays():
 def test_float32_on_the_cpu_goes_to_the_library(monkeypatch):
     q, k, v = arrays(20, 90)
     asked = []
-    monkeypatch.setattr(kernels, "_cpu_library", lambda: asked.append(1) or backends()[0])
+    monkeypatch.setattr(kernels, "cpu_library", lambda: asked.append(1) or backends()[0])
     out = kernels.prefill_attention(q, k, v, 0.125)
     assert asked
     assert mx.array_equal(out, backends()[0].prefill_attention(q, k, v, 0.125))
@@ -211,7 +211,7 @@ def test_a_batch_and_an_uneven_head_size_take_mlx_s_way(batch, head_dim):
 
 def test_without_a_library_mlx_does_it(monkeypatch):
     q, k, v = arrays(20, 90)
-    monkeypatch.setattr(kernels, "_cpu_library", lambda: None)
+    monkeypatch.setattr(kernels, "cpu_library", lambda: None)
     out = kernels.prefill_attention(q, k, v, 0.125)
     assert mx.array_equal(out, mx.fast.scaled_dot_product_attention(q, k, v, scale=0.125, mask="causal"))
 

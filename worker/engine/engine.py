@@ -13,7 +13,7 @@ from typing import Literal
 
 from cache_store import BlockKey, SnapshotStore
 from jobs import ModelCard, Output, Timing, Usage
-from kernels import BLOCK_TOKENS
+from kernels import BLOCK_TOKENS, disable_native
 from kernels.self_test import attention_error
 from worker.engine import model as model_loader
 from worker.engine import snapshots
@@ -185,8 +185,15 @@ class Engine:
 
 
 def _check_kernels(card: ModelCard) -> None:
-    """One small attention against the reference, which also builds what the first job would wait for."""
-    error = attention_error(card.num_q_heads, card.num_kv_heads, card.head_dim)
+    """One small attention against the reference, which also builds what the first job would wait for.
+
+    A device whose own kernels are wrong or don't compile is served by the plain ones, slowly but right.
+    """
+    error = _kernel_error(card)
+    if not error < MAX_KERNEL_ERROR:
+        log.warning("this device's own kernels fail their self-test (error %.2g): using plain ones", error)
+        disable_native()
+        error = _kernel_error(card)
     if not error < MAX_KERNEL_ERROR:
         raise EngineError(
             "kernel_self_test_failed",
@@ -195,3 +202,11 @@ def _check_kernels(card: ModelCard) -> None:
             error=error,
             limit=MAX_KERNEL_ERROR,
         )
+
+
+def _kernel_error(card: ModelCard) -> float:
+    try:
+        return attention_error(card.num_q_heads, card.num_kv_heads, card.head_dim)
+    except RuntimeError:  # what MLX raises for a kernel that doesn't compile
+        log.exception("the kernel self-test could not run")
+        return float("inf")

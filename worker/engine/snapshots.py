@@ -9,7 +9,7 @@ import mlx.core as mx
 import numpy as np
 
 from cache_store import BadBlock, BlockKey, Section, SnapshotStore, chain_keys
-from kernels import BLOCK_TOKENS
+from kernels import BLOCK_TOKENS, from_canonical, to_canonical
 from worker.engine.kv_cache import SINK_TOKENS, KVCache, blocks_end, whole_blocks
 from worker.engine.report import Report
 
@@ -65,7 +65,7 @@ def restore(
     del tile_views, sink_view
     if num_read:
         for layer, layer_tiles, (k, v) in zip(cache.layers, tiles, sinks, strict=True):
-            layer.set_prefix(k, v, layer_tiles, num_read)
+            layer.set_prefix(k, v, from_canonical(layer_tiles, dim), num_read)
         mx.eval(cache.arrays())
     return num_read, exact
 
@@ -75,7 +75,9 @@ def save(store: SnapshotStore, prefix: Prefix, cache: KVCache, first: int, exact
 
     It ends at the first block that finds no room: one whose parent is missing could never be matched.
     """
-    tiles = [np.array(layer.tiles, copy=False) for layer in cache.layers]
+    canonical = [to_canonical(layer.tiles, cache.head_dim) for layer in cache.layers]
+    mx.eval(canonical)
+    tiles = [np.array(layer_tiles, copy=False) for layer_tiles in canonical]
     shape = tiles[0].shape[1:]
     num_stored = 0
     for i in range(first, prefix.num_blocks):

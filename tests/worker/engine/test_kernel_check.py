@@ -1,0 +1,42 @@
+"""A worker whose device computes attention wrongly must not answer with it."""
+
+import pytest
+
+from kernels import dispatch, plain
+from worker.engine import engine as engine_module
+from worker.engine.engine import Engine, EngineError
+
+
+@pytest.fixture(autouse=True)
+def native(monkeypatch):
+    monkeypatch.setattr(dispatch, "_native", True)
+
+
+def errors(monkeypatch, *results):
+    remaining = list(results)
+
+    def attention_error(*shape):
+        result = remaining.pop(0)
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    monkeypatch.setattr(engine_module, "attention_error", attention_error)
+
+
+@pytest.mark.parametrize("first", [0.5, float("nan"), RuntimeError("does not compile")])
+def test_wrong_kernels_are_replaced_by_the_plain_ones(smollm2, monkeypatch, first):
+    errors(monkeypatch, first, 1e-6)
+    Engine.load(smollm2, "smollm2-135m-instruct", None)
+    assert dispatch.backend() is plain
+
+
+def test_a_device_that_computes_nothing_right_is_refused(smollm2, monkeypatch):
+    errors(monkeypatch, 0.5, 0.5)
+    with pytest.raises(EngineError, match="answers would be wrong"):
+        Engine.load(smollm2, "smollm2-135m-instruct", None)
+
+
+def test_right_kernels_stay(smollm2):
+    Engine.load(smollm2, "smollm2-135m-instruct", None)
+    assert dispatch.backend() is not plain
