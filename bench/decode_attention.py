@@ -89,9 +89,7 @@ def make_view(case: Case) -> CacheView:
     few = min(8, num_blocks)
     k = dense(case.num_kv_heads, few * BLOCK_TOKENS)
     v = dense(case.num_kv_heads, few * BLOCK_TOKENS)
-    tiles = cuda.encode(k, v) if ON_CUDA else kernels.encode(k, v)
-    if ON_CUDA:
-        tiles = cuda.to_device_order(tiles, case.head_dim)
+    tiles = kernels.encode(k, v)
     tiles = mx.contiguous(mx.concatenate([tiles] * -(-num_blocks // few))[:num_blocks])
     sinks, tail = (case.num_kv_heads, NUM_SINKS), (case.batch, case.num_kv_heads, NUM_TAIL)
     view = CacheView(dense(*sinks), dense(*sinks), tiles, num_blocks, dense(*tail), dense(*tail))
@@ -100,13 +98,12 @@ def make_view(case: Case) -> CacheView:
 
 
 def ours(q: mx.array, view: CacheView, scale: float) -> mx.array:
-    attend = cuda.decode_attention if ON_CUDA else kernels.decode_attention
-    return attend(q, view, scale)
+    return kernels.decode_attention(q, view, scale)
 
 
 def error(case: Case, view: CacheView, q: mx.array) -> float:
     out = ours(q, view, case.head_dim**-0.5).astype(mx.float32)
-    tiles = cuda.to_canonical(view.tiles, case.head_dim) if ON_CUDA else view.tiles
+    tiles = kernels.to_canonical(view.tiles, case.head_dim)
     canonical = CacheView(view.sinks_k, view.sinks_v, tiles, view.num_blocks, view.tail_k, view.tail_v)
     truth = reference.decode_attention(q, canonical, case.head_dim**-0.5)
     return float(mx.abs(out - truth).max() / mx.abs(truth).max())

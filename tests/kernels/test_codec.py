@@ -4,8 +4,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from kernels import BLOCK_TOKENS, TileLayout, decode, encode
-from kernels.codec import unpack
+from kernels import BLOCK_TOKENS, TileLayout
+from kernels.codec import decode, encode, unpack
 from kernels.formats import rotation
 
 HEAD_DIMS = [64, 80, 96, 112, 128, 192, 256, 512]

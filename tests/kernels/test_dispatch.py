@@ -28,8 +28,8 @@ def test_a_gpu_takes_its_own_kernels(native, monkeypatch, device):
 
 
 def test_without_native_kernels_the_plain_ones_answer(native):
-    view, q = make_view(2), queries(4, 1, 64)
     kernels.disable_native()
+    view, q = make_view(2), queries(4, 1, 64)
     assert dispatch.backend() is plain
     assert dispatch.cpu_library() is None
     out = kernels.decode_attention(q, view, 0.125)
