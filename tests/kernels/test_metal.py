@@ -6,6 +6,7 @@ that no collective operation diverges; see tests/metal/emulator.
 
 from __future__ import annotations
 
+import platform
 from dataclasses import replace
 
 import mlx.core as mx
@@ -23,6 +24,10 @@ from tests.metal.emulator import Options
 HEAD_DIMS = [64, 80, 96, 112, 128, 192, 256, 512]
 DTYPES = [mx.float32, mx.float16, mx.bfloat16]
 ON_GPU = mx.metal.is_available()
+
+pytestmark = pytest.mark.skipif(
+    not ON_GPU and platform.machine() != "x86_64", reason="no Apple GPU, and the emulator runs x86-64 code"
+)
 
 
 class Backend:
