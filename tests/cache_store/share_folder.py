@@ -27,7 +27,9 @@ def main(folder: str, seed: str, rounds: str, budget_bytes: str) -> None:
         key, exact = chain.keys[index], bool(rng.integers(2))
         action = rng.integers(12)
         if action < 6:
-            written = put(store, chain, index, exact, pad_bytes=int(rng.integers(1, 3)) * 5000)
+            # Sizes differ between keys, not between the writers of one: a reader sized its buffers before.
+            pad_bytes = (1 + key.digest[0] % 2) * 5000
+            written = put(store, chain, index, exact, pad_bytes=pad_bytes)
             seen["written" if written else "refused"] += 1
         elif action < 11:
             matched = store.match(chain.keys, chain.blocks)
