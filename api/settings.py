@@ -5,26 +5,17 @@ It owns names, defaults and the messages for bad values. It opens nothing.
 
 from __future__ import annotations
 
-import os
-import platform
 import re
 from pathlib import Path
 from typing import Annotated
 
-import platformdirs
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from jobs.settings import DEFAULT_PORT, RedisUrl, SettingsError, SharedSettings, default_model, load
+
+__all__ = ["Settings", "SettingsError", "load_settings"]
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
-
-
-class SettingsError(Exception):
-    """A setting that stops start-up; the text names the variable, the value and what is accepted."""
-
-
-def _default_model() -> str:
-    has_gpu = platform.system() == "Darwin" or Path("/proc/driver/nvidia/version").exists()
-    return "mlx-community/Qwen3-4B-Instruct-2507-4bit" if has_gpu else "smollm2-135m-instruct"
 
 
 def _bytes(value: object) -> object:
@@ -34,12 +25,6 @@ def _bytes(value: object) -> object:
     if match is None or match[2].lower() not in _UNITS:
         raise ValueError("a size is a number of bytes, optionally with KB, MB, GB, KiB, MiB or GiB")
     return int(float(match[1]) * _UNITS[match[2].lower()])
-
-
-def _redis_url(value: str) -> str:
-    if not re.match(r"(rediss?://|unix:///)", value):
-        raise ValueError("redis://host:port/db, rediss://… or unix:///path.sock is accepted")
-    return value
 
 
 def _model_id(value: str) -> str:
@@ -52,22 +37,12 @@ Bytes = Annotated[int, BeforeValidator(_bytes), Field(ge=1024)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
-class Settings(BaseSettings):
-    model_config = SettingsConfigDict(
-        env_prefix="LONGLEAF_", env_file=".env", extra="ignore", env_ignore_empty=True, populate_by_name=True
-    )
-
-    data: Path = Field(default_factory=lambda: Path(platformdirs.user_data_dir("longleaf")))
-    """Holds longleaf.db and what `longleaf up` keeps next to it."""
-    models: Path = Field(default_factory=lambda: Path(platformdirs.user_cache_dir("longleaf")) / "models")
-    """Folder of model folders, `/` in an id written as `--`."""
-    model: Annotated[str, AfterValidator(_model_id)] = Field(default_factory=_default_model)
+class Settings(SharedSettings):
+    model: Annotated[str, AfterValidator(_model_id)] = Field(default_factory=default_model)
     """The model of jobs that name none."""
     host: str = "127.0.0.1"
-    port: int = Field(default=8321, ge=0, le=65535)
-    redis_url: Annotated[str, AfterValidator(_redis_url)] = Field(
-        default="redis://127.0.0.1:6379/0", validation_alias="REDIS_URL"
-    )
+    port: int = Field(default=DEFAULT_PORT, ge=0, le=65535)
+    redis_url: RedisUrl = Field(default="redis://127.0.0.1:6379/0", validation_alias="REDIS_URL")
     max_upload_bytes: Bytes = 50_000_000
     extract_wall_s: Seconds = 60.0
     """A PDF whose text takes longer is refused."""
@@ -86,18 +61,5 @@ class Settings(BaseSettings):
 
 
 def load_settings() -> Settings:
-    """Read the settings.
-
-    Raises:
-        SettingsError: naming each bad variable, its value and what is accepted.
-    """
-    try:
-        return Settings()
-    except ValidationError as error:
-        lines = []
-        for part in error.errors(include_url=False, include_context=False):
-            field = str(part["loc"][0]) if part["loc"] else "?"
-            name = field if field.isupper() else "LONGLEAF_" + field.upper()
-            value = os.environ.get(name, part["input"])
-            lines.append(f"{name}={value!r} is not accepted: {part['msg'].removeprefix('Value error, ')}")
-        raise SettingsError("\n".join(lines)) from None
+    """Raises SettingsError for values that are not accepted."""
+    return load(Settings)

@@ -138,8 +138,8 @@ def do(engine: Any, run: protocol.Run, channel: Channel) -> protocol.End:
 def load_engine(settings: Settings) -> Any:
     """Load the model that the settings name, with the snapshot store of the data folder."""
     from cache_store import SnapshotStore
+    from jobs.settings import folder_name
     from worker.engine.engine import Engine
-    from worker.models import folder_name
 
     store = SnapshotStore(settings.data / "snapshots", settings.snapshots_bytes)
     return Engine.load(settings.models / folder_name(settings.model), settings.model, store)

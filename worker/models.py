@@ -26,6 +26,7 @@ from typing import Any
 
 import platformdirs
 
+from jobs.settings import folder_name
 from worker.fetch import Report, WheelModel, download_from_hub, gguf_from_wheel
 from worker.model_folder import MANIFEST, ModelError, fault_of, require_complete, write_manifest
 
@@ -49,10 +50,6 @@ def default_models_dir() -> Path:
     if configured:
         return Path(configured).expanduser()
     return Path(platformdirs.user_cache_dir("longleaf")) / "models"
-
-
-def folder_name(model_id: str) -> str:
-    return model_id.replace("/", "--")
 
 
 def ensure(model_id: str, models_dir: Path, report: Report = print) -> Path:

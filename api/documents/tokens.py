@@ -11,6 +11,8 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from jobs.settings import folder_name
+
 log = logging.getLogger(__name__)
 
 _PIECE_CHARS = 2_000_000
@@ -41,7 +43,7 @@ class ModelFolders:
 
     def get(self, model: str) -> ModelFolder | None:
         """The folder of a model, or None where it is absent, unfinished or unreadable here."""
-        path = self._root / model.replace("/", "--")
+        path = self._root / folder_name(model)
         config, tokenizer = path / "config.json", path / "tokenizer.json"
         try:
             stamps = tuple(

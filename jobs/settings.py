@@ -1,0 +1,77 @@
+"""What the API, the worker and the command read alike from the environment or `.env`."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import platformdirs
+from pydantic import AfterValidator, Field, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+DEFAULT_PORT = 8321
+
+S = TypeVar("S", bound="SharedSettings")
+
+
+class SettingsError(ValueError):
+    """Settings that stop a start: a line for each, with the variable, its value and what is accepted."""
+
+
+def default_model() -> str:
+    """A small model where there is no GPU, the standard one elsewhere."""
+    has_gpu = sys.platform == "darwin" or Path("/proc/driver/nvidia/version").exists()
+    return "mlx-community/Qwen3-4B-Instruct-2507-4bit" if has_gpu else "smollm2-135m-instruct"
+
+
+def _redis_url(value: str) -> str:
+    if not re.match(r"(rediss?://|unix:///)", value):
+        raise ValueError("redis://host:port/0, rediss://host:port/0 or unix:///path.sock is accepted")
+    return value
+
+
+RedisUrl = Annotated[str, AfterValidator(_redis_url)]
+
+
+class SharedSettings(BaseSettings):
+    model_config = SettingsConfigDict(
+        env_prefix="LONGLEAF_",
+        env_file=".env",
+        extra="ignore",
+        env_ignore_empty=True,
+        populate_by_name=True,
+        protected_namespaces=(),
+    )
+
+    data: Path = Field(default_factory=lambda: Path(platformdirs.user_data_dir("longleaf")))
+    """The database, the queue's files and snapshots/."""
+    models: Path = Field(default_factory=lambda: Path(platformdirs.user_cache_dir("longleaf")) / "models")
+    """Folder of model folders, `/` in an id written as `--`."""
+    model: str = Field(default_factory=default_model, min_length=1)
+    """The model that a worker serves, and of jobs that name none."""
+
+
+def load(kind: type[S]) -> S:
+    """Read settings of a kind.
+
+    Raises:
+        SettingsError: naming every bad variable.
+    """
+    try:
+        return kind()
+    except ValidationError as error:
+        lines = []
+        for part in error.errors(include_url=False, include_context=False):
+            field = str(part["loc"][0]) if part["loc"] else "?"
+            name = field if field.isupper() else "LONGLEAF_" + field.upper()
+            value = os.environ.get(name, part["input"])
+            lines.append(f"{name}={value!r} is not accepted: {part['msg'].removeprefix('Value error, ')}")
+        raise SettingsError("\n".join(lines)) from None
+
+
+def folder_name(model_id: str) -> str:
+    """The name of a model's folder below `models`."""
+    return model_id.replace("/", "--")
