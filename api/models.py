@@ -100,6 +100,17 @@ class Job(Base):
     error: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
 
 
+class IdempotencyKey(Base):
+    """A submitter's own name for a job; it lives as long as the job."""
+
+    __tablename__ = "idempotency_keys"
+
+    key: Mapped[str] = mapped_column(primary_key=True)
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), unique=True)
+    body_sha256: Mapped[str]
+    """Of the body that came with it: the same key with another body is a mistake."""
+
+
 class JobResult(Base):
     """Apart from `jobs`, so that polling a job reads no answer."""
 

@@ -13,10 +13,11 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 from sqlalchemy import delete, exists, select
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from api.db import Database
-from api.models import Document, Job, JobDocument, JobEvent, JobResult, new_id
+from api.models import Document, IdempotencyKey, Job, JobDocument, JobEvent, JobResult, new_id
 from jobs import (
     TERMINAL,
     DocumentRef,
@@ -47,6 +48,19 @@ _ENDS = {
 
 class BadEvent(Exception):
     """An event whose data is not what its type promises; it is dropped."""
+
+
+class KeyTaken(Exception):
+    """The idempotency key has a job already; `JobStore.keyed` gives it."""
+
+
+class KeyReused(Exception):
+    """The idempotency key came with another body before."""
+
+    def __init__(self, key: str, job_id: str) -> None:
+        super().__init__(f"{key!r} belongs to {job_id}")
+        self.key = key
+        self.job_id = job_id
 
 
 class Busy(Exception):
@@ -88,6 +102,16 @@ class JobStore:
         with self._database.read() as session:
             return session.scalars(query.order_by(JobEvent.seq).limit(limit)).all()
 
+    def keyed(self, key: str, body_sha256: str) -> Job | None:
+        """The job that was created with an idempotency key. Raises KeyReused for another body."""
+        with self._database.read() as session:
+            row = session.get(IdempotencyKey, key)
+            if row is None:
+                return None
+            if row.body_sha256 != body_sha256:
+                raise KeyReused(key, row.job_id)
+            return session.get(Job, row.job_id)
+
     def unfinished(self) -> Sequence[Job]:
         """Oldest first."""
         query = select(Job).where(Job.state.not_in(TERMINAL)).order_by(Job.id)
@@ -111,8 +135,13 @@ class JobStore:
 
     # Moves that the API makes
 
-    def create(self, spec: JobSpec, model: str) -> Job:
-        """A queued job. Raises LookupError with the id of a document that does not exist."""
+    def create(self, spec: JobSpec, model: str, key: str | None = None, body_sha256: str = "") -> Job:
+        """A queued job, under an idempotency key where there is one.
+
+        Raises:
+            LookupError: with the id of a document that does not exist.
+            KeyTaken: the key has a job, perhaps since a moment ago; nothing was created.
+        """
         with self._database.write() as session:
             for document_id in spec.documents:
                 if session.get(Document, document_id) is None:
@@ -132,6 +161,12 @@ class JobStore:
             )
             session.add(job)
             session.flush()
+            if key is not None:
+                session.add(IdempotencyKey(key=key, job_id=job.id, body_sha256=body_sha256))
+                try:
+                    session.flush()
+                except IntegrityError:
+                    raise KeyTaken(key) from None
             for position, document_id in enumerate(spec.documents):
                 session.add(JobDocument(job_id=job.id, position=position, document_id=document_id))
             _record(session, job, EventType.QUEUED, {"attempt": 1})

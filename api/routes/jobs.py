@@ -14,11 +14,12 @@ from pydantic import ValidationError
 from api.documents.upload import read_json
 from api.models import Job
 from api.problems import ApiError, from_validation
+from api.routes import idempotency
 from api.routes.admission import admit
 from api.routes.documents import not_found as document_not_found
 from api.routes.paging import After, Limit, iso, page
 from api.services import Services, ServicesDep
-from api.store import Busy, Finished
+from api.store import Busy, Finished, KeyReused, KeyTaken
 from jobs import TERMINAL, Ask, JobSpec, Prompt, State, Summarize, parse_spec
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
@@ -27,6 +28,14 @@ MAX_SPEC_BYTES = 32 * 1024 * 1024
 MAX_WAIT_S = 60
 _TAGS = frozenset({"summarize", "ask", "prompt"})
 _SPEC_SCHEMA = {
+    "parameters": [
+        {
+            "in": "header",
+            "name": idempotency.HEADER,
+            "description": "The same key and body give the same job.",
+            "schema": {"type": "string", "minLength": 1, "maxLength": idempotency.MAX_CHARS},
+        },
+    ],
     "requestBody": {
         "required": True,
         "content": {
@@ -37,20 +46,26 @@ _SPEC_SCHEMA = {
                 }
             }
         },
-    }
+    },
 }
 
 
 @router.post("", status_code=202, openapi_extra=_SPEC_SCHEMA)
 async def create_job(request: Request, services: ServicesDep) -> JSONResponse:
-    """Accept a job. It is in the database when this answers and will reach an end whatever happens."""
+    """Accept a job. It is in the database when this answers and will reach an end whatever happens.
+
+    202 while it has not ended and 200 once it has, which a repeated Idempotency-Key may find.
+    """
     data = await read_json(request, MAX_SPEC_BYTES)
     try:
         spec = parse_spec(data)
     except ValidationError as error:
         raise from_validation(error, _TAGS) from None
-    job = await anyio.to_thread.run_sync(_create, services, spec)
-    return _respond(job, 202, {"Location": f"/v1/jobs/{job.id}"})
+    key = idempotency.checked_key(request.headers.getlist(idempotency.HEADER))
+    digest = idempotency.digest(data) if key is not None else ""
+    job, is_new = await anyio.to_thread.run_sync(_create_once, services, spec, key, digest)
+    headers = {"Location": f"/v1/jobs/{job.id}", **({} if is_new else idempotency.REPLAYED)}
+    return _respond(job, 200 if State(job.state) in TERMINAL else 202, headers)
 
 
 @router.get("")
@@ -163,10 +178,23 @@ def job_view(job: Job) -> dict[str, Any]:
     }
 
 
-def _create(services: Services, spec: JobSpec) -> Job:
+def _create_once(services: Services, spec: JobSpec, key: str | None, body_sha256: str) -> tuple[Job, bool]:
+    """The job of this request and whether it is new. A job that is there needs no admission again."""
+    while True:
+        try:
+            known = services.jobs.keyed(key, body_sha256) if key is not None else None
+        except KeyReused as error:
+            raise idempotency.reused(error, spec) from None
+        if known is not None:
+            return known, False
+        with suppress(KeyTaken):  # by a request of the same moment, whose job is now there
+            return _create(services, spec, key, body_sha256), True
+
+
+def _create(services: Services, spec: JobSpec, key: str | None, body_sha256: str) -> Job:
     model = admit(services, spec)
     try:
-        job = services.jobs.create(spec, model)
+        job = services.jobs.create(spec, model, key, body_sha256)
     except LookupError as error:  # deleted since it was admitted
         raise document_not_found(str(error), "documents") from None
     services.queue.try_follow(job)
