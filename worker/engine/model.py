@@ -14,13 +14,11 @@ from mlx.utils import tree_flatten
 from jobs import ModelCard
 from kernels import TileLayout
 from worker.engine import attention
+from worker.engine.architectures import VERIFIED_ARCHITECTURES, head_dim, refusal
 from worker.engine.errors import EngineError
 from worker.engine.fingerprint import fingerprint
 
 KV_FORMAT = "int4c"
-
-VERIFIED_ARCHITECTURES = ("llama", "qwen3")
-"""Compared with mlx_lm's own generation in tests/worker/engine/test_architectures.py."""
 
 
 @dataclass
@@ -59,14 +57,20 @@ def load(folder: Path, model_id: str) -> Model:
 
     config = _read_config(folder)
     architecture = config.get("model_type", "unknown")
-    if architecture not in VERIFIED_ARCHITECTURES:
+    if reason := refusal(config):
         raise EngineError(
             "unsupported_architecture",
-            f"Model {model_id} has the architecture {architecture!r}, which is not verified; "
-            f"choose a model of one of: {', '.join(VERIFIED_ARCHITECTURES)}.",
+            f"Model {model_id} {reason}; choose a model of one of: {', '.join(VERIFIED_ARCHITECTURES)}.",
             architecture=architecture,
             verified=list(VERIFIED_ARCHITECTURES),
         )
+    try:
+        dim = head_dim(config)
+        layout = TileLayout(dim)
+    except (KeyError, TypeError, ValueError) as error:
+        raise EngineError(
+            "unsupported_head_size", f"Model {model_id}: its head size cannot be served: {error}."
+        ) from error
     try:
         module, config = load_model(folder)
         tokenizer = load_tokenizer(folder, eos_token_ids=_eos_token_ids(folder, config))
@@ -82,22 +86,9 @@ def load(folder: Path, model_id: str) -> Model:
         module.set_dtype(mx.float32)
         mx.eval(module.parameters())
     args, body = module.args, module.model
-    head_dim = getattr(args, "head_dim", None) or args.hidden_size // args.num_attention_heads
-    try:
-        layout = TileLayout(head_dim)
-    except ValueError as error:
-        raise EngineError(
-            "unsupported_head_size", f"Model {model_id}: {error}.", head_dim=head_dim
-        ) from error
-    if any(getattr(layer, "use_sliding", False) for layer in body.layers):
-        raise EngineError(
-            "unsupported_architecture",
-            f"Model {model_id} has sliding-window layers, which the cache has no form for yet.",
-            architecture=architecture,
-        )
     num_kv_heads = args.num_key_value_heads
     num_layers = len(body.layers)
-    kv_bytes = num_layers * num_kv_heads * 2 * head_dim * layout.bits_per_element / 8
+    kv_bytes = num_layers * num_kv_heads * 2 * dim * layout.bits_per_element / 8
     card = ModelCard(
         id=model_id,
         architecture=architecture,
@@ -105,7 +96,7 @@ def load(folder: Path, model_id: str) -> Model:
         num_layers=num_layers,
         num_q_heads=args.num_attention_heads,
         num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
+        head_dim=dim,
         kv_format=KV_FORMAT,
         kv_bytes_per_token=kv_bytes,
         weights_bytes=sum(array.nbytes for _, array in tree_flatten(module.parameters())),
@@ -121,7 +112,7 @@ def load(folder: Path, model_id: str) -> Model:
         tokenizer=tokenizer,
         eos_token_ids=frozenset(tokenizer.eos_token_ids),
         num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
+        head_dim=dim,
         dtype=body.norm.weight.dtype,
         card=card,
         folder=folder,
