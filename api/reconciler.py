@@ -139,8 +139,11 @@ class Reconciler:
         for status in statuses.values():
             if status.job_id is not None:
                 job = unfinished.get(status.job_id) or self._store.get(status.job_id)
-                if job is None or State(job.state) in TERMINAL:
+                if job is None:
                     self._queue.control(status.job_id, cancel=True)
+                elif State(job.state) in TERMINAL:
+                    # No cancel: it would also stop the next attempt of a job retried in this moment.
+                    self._queue.control(job.id, cancel=False, min_attempt=job.attempt + 1)
                 elif status.attempt is not None and status.attempt < job.attempt:
                     self._queue.control(job.id, cancel=False, min_attempt=job.attempt)
         wanted = {run_id(job.id, job.attempt) for job in unfinished.values()}

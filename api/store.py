@@ -64,11 +64,15 @@ class KeyReused(Exception):
 
 
 class Busy(Exception):
-    """The job is not finished, so it cannot be deleted."""
+    """The job is not finished, so it cannot be deleted or retried."""
 
 
 class Finished(Exception):
-    """The job has ended, so it cannot be cancelled."""
+    """The job has ended in a way that cannot be cancelled or retried."""
+
+
+class DocumentGone(Exception):
+    """A document of the job was deleted since, so it cannot be retried; the text is its id."""
 
 
 class JobStore:
@@ -189,6 +193,33 @@ class JobStore:
                 _record(session, job, EventType.CANCELLING, {})
             elif state not in (State.CANCELLING, State.CANCELLED):
                 raise Finished(job.state)
+        self._notify(job_id)
+        return job
+
+    def retry(self, job_id: str) -> Job:
+        """Queue a failed, cancelled or expired job again, with a clean record.
+
+        Raises:
+            LookupError: no such job.
+            Busy: it is not finished.
+            Finished: it has succeeded.
+            DocumentGone: it could not read what it is about.
+        """
+        with self._database.write() as session:
+            job = _required(session, job_id)
+            if State(job.state) not in TERMINAL:
+                raise Busy(job.state)
+            if not can_move(State(job.state), State.QUEUED):
+                raise Finished(job.state)
+            query = select(JobDocument.document_id).where(JobDocument.job_id == job_id)
+            there = set(session.scalars(query))
+            for document_id in job.spec["documents"]:
+                if document_id not in there:
+                    raise DocumentGone(document_id)
+            job.num_failures = 0
+            job.error = None
+            job.finished_at = None
+            _next_attempt(session, job, "retry")
         self._notify(job_id)
         return job
 

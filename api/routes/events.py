@@ -14,13 +14,12 @@ from fastapi.responses import StreamingResponse
 from api.models import JobEvent
 from api.routes.jobs import not_found
 from api.services import Services, ServicesDep
-from jobs import TERMINAL, EventType, State
+from jobs import TERMINAL, State
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
 PING_S = 15.0
 _BATCH = 256
-_LAST = frozenset({EventType.SUCCEEDED, EventType.FAILED, EventType.CANCELLED, EventType.EXPIRED})
 
 
 @router.get("/{job_id}/events")
@@ -49,11 +48,13 @@ async def _stream(services: Services, job_id: str, after: int) -> AsyncIterator[
             for row in rows:
                 yield _format(row)
                 after = row.seq
-                if row.type in _LAST:
-                    return
             if len(rows) == _BATCH:
                 continue
-            if services.notifier.closed or await anyio.to_thread.run_sync(services.jobs.get, job_id) is None:
+            job = await anyio.to_thread.run_sync(services.jobs.get, job_id)
+            if services.notifier.closed or job is None:
+                return
+            # By the job, not by the kind of event: a job that was retried has an end in the middle.
+            if State(job.state) in TERMINAL and after >= job.last_seq:
                 return
             try:
                 await asyncio.wait_for(changed.wait(), PING_S)

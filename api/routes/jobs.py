@@ -19,7 +19,7 @@ from api.routes.admission import admit
 from api.routes.documents import not_found as document_not_found
 from api.routes.paging import After, Limit, iso, page
 from api.services import Services, ServicesDep
-from api.store import Busy, Finished, KeyReused, KeyTaken
+from api.store import Busy, DocumentGone, Finished, KeyReused, KeyTaken
 from jobs import TERMINAL, Ask, JobSpec, Prompt, State, Summarize, parse_spec
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
@@ -128,6 +128,40 @@ def cancel_job(job_id: str, services: ServicesDep) -> JSONResponse:
             "job_finished",
             f"{job_id} is {error} already and cannot be cancelled",
             params={"state": str(error)},
+        ) from None
+    services.queue.try_follow(job)
+    return _respond(job, 202)
+
+
+@router.post("/{job_id}/retry", status_code=202)
+def retry_job(job_id: str, services: ServicesDep) -> JSONResponse:
+    """Queue a failed, cancelled or expired job again; its events go on where they were."""
+    try:
+        job = services.jobs.retry(job_id)
+    except LookupError:
+        raise not_found(job_id) from None
+    except Busy as error:
+        raise ApiError(
+            409,
+            "job_unfinished",
+            f"{job_id} is {error}; only a failed, cancelled or expired job is retried: "
+            f"wait with /v1/jobs/{job_id}?wait=30 or cancel it",
+            params={"state": str(error)},
+        ) from None
+    except Finished as error:
+        raise ApiError(
+            409,
+            "job_finished",
+            f"{job_id} is {error}; only a failed, cancelled or expired job is retried: submit its spec "
+            "as a new job for another result",
+            params={"state": str(error)},
+        ) from None
+    except DocumentGone as error:
+        raise ApiError(
+            409,
+            "document_gone",
+            f"{job_id} reads {error}, which was deleted; upload it again and submit a new job",
+            params={"document": str(error)},
         ) from None
     services.queue.try_follow(job)
     return _respond(job, 202)

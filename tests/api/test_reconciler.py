@@ -203,7 +203,8 @@ def test_work_on_an_ended_job_is_stopped(slow: Api, reconciler: Reconciler) -> N
     reconciler.compare()
     control = slow.control(job_id)
     assert control is not None
-    assert control.cancel
+    # The next attempt, if there is to be one, is not told to stop.
+    assert (control.cancel, control.min_attempt) == (False, 2)
 
 
 def test_work_on_a_deleted_job_is_stopped(slow: Api, reconciler: Reconciler) -> None:

@@ -57,7 +57,7 @@ def send(command: str, variables: dict[str, str]) -> httpx.Response:
 
 @pytest.fixture(scope="module")
 def variables(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """The page's variables, on a service where one job is done and another is at work."""
+    """The page's variables, on a service where one job is done, one at work and one cancelled."""
     folder: Path = tmp_path_factory.mktemp("docs")
     port = free_port()
     log = folder / "log"
@@ -75,6 +75,8 @@ def variables(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, st
             job = client.submit(Ask(documents=[note_id], questions=["Who?"], max_output_tokens=8))
             client.wait(job.id)
             running = client.submit(Summarize(documents=[report], max_output_tokens=4000))
+            cancelled = client.submit(Ask(documents=[note_id], questions=["Who?"], max_output_tokens=8))
+            client.cancel(cancelled.id)
             yield {
                 "B": client.url,
                 "REPORT": report,
@@ -83,6 +85,7 @@ def variables(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, st
                 "JOB": job.id,
                 "ETAG": httpx.get(f"{client.url}/v1/jobs/{job.id}").headers["ETag"],
                 "RUNNING": running.id,
+                "CANCELLED": cancelled.id,
             }
     finally:
         end(up)
