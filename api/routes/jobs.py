@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import suppress
+from functools import partial
 from typing import Annotated, Any
 
 import anyio.to_thread
@@ -18,6 +18,7 @@ from api.routes import idempotency
 from api.routes.admission import admit
 from api.routes.documents import not_found as document_not_found
 from api.routes.paging import After, Limit, iso, page
+from api.routes.waiting import MAX_WAIT_S, preferred_wait_s, wait_until
 from api.services import Services, ServicesDep
 from api.store import Busy, DocumentGone, Finished, KeyReused, KeyTaken
 from jobs import TERMINAL, Ask, JobSpec, Prompt, State, Summarize, parse_spec
@@ -25,7 +26,6 @@ from jobs import TERMINAL, Ask, JobSpec, Prompt, State, Summarize, parse_spec
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
 MAX_SPEC_BYTES = 32 * 1024 * 1024
-MAX_WAIT_S = 60
 _TAGS = frozenset({"summarize", "ask", "prompt"})
 _SPEC_SCHEMA = {
     "parameters": [
@@ -34,6 +34,13 @@ _SPEC_SCHEMA = {
             "name": idempotency.HEADER,
             "description": "The same key and body give the same job.",
             "schema": {"type": "string", "minLength": 1, "maxLength": idempotency.MAX_CHARS},
+        },
+        {
+            "in": "header",
+            "name": "Prefer",
+            "description": f"wait=N: hold the answer back until the job has ended, up to {MAX_WAIT_S} s.",
+            "schema": {"type": "string"},
+            "example": "wait=30",
         },
     ],
     "requestBody": {
@@ -54,7 +61,7 @@ _SPEC_SCHEMA = {
 async def create_job(request: Request, services: ServicesDep) -> JSONResponse:
     """Accept a job. It is in the database when this answers and will reach an end whatever happens.
 
-    202 while it has not ended and 200 once it has, which a repeated Idempotency-Key may find.
+    202 while it has not ended, 200 once it has: within `Prefer: wait`, or found by its Idempotency-Key.
     """
     data = await read_json(request, MAX_SPEC_BYTES)
     try:
@@ -65,7 +72,11 @@ async def create_job(request: Request, services: ServicesDep) -> JSONResponse:
     digest = idempotency.digest(data) if key is not None else ""
     job, is_new = await anyio.to_thread.run_sync(_create_once, services, spec, key, digest)
     headers = {"Location": f"/v1/jobs/{job.id}", **({} if is_new else idempotency.REPLAYED)}
-    return _respond(job, 200 if State(job.state) in TERMINAL else 202, headers)
+    wait_s = preferred_wait_s(request.headers.getlist("Prefer"))
+    if wait_s is not None:
+        headers["Preference-Applied"] = f"wait={wait_s}"
+        job = await wait_until(services, job.id, _has_ended, wait_s, partial(_required, services, job.id))
+    return _respond(job, 200 if _has_ended(job) else 202, headers)
 
 
 @router.get("")
@@ -83,20 +94,15 @@ async def get_job(
     if_none_match: Annotated[str | None, Header()] = None,
 ) -> Response:
     """The job now; with `wait`, once it differs from If-None-Match (or from now) or has ended."""
-    deadline = asyncio.get_running_loop().time() + wait
     seen = if_none_match
-    with services.notifier.subscribe(job_id) as changed:
-        while True:
-            changed.clear()
-            job = await anyio.to_thread.run_sync(_required, services, job_id)
-            if seen is None and wait:
-                seen = etag(job)
-            left_s = deadline - asyncio.get_running_loop().time()
-            is_news = not _matches(seen, job) or State(job.state) in TERMINAL
-            if is_news or left_s <= 0 or services.notifier.closed:
-                break
-            with suppress(TimeoutError):
-                await asyncio.wait_for(changed.wait(), left_s)
+
+    def is_news(job: Job) -> bool:
+        nonlocal seen
+        if seen is None and wait:
+            seen = etag(job)
+        return not _matches(seen, job) or _has_ended(job)
+
+    job = await wait_until(services, job_id, is_news, wait, partial(_required, services, job_id))
     if _matches(if_none_match, job):
         return Response(status_code=304, headers={"ETag": etag(job)})
     return _respond(job, 200)
@@ -240,6 +246,10 @@ def _required(services: Services, job_id: str) -> Job:
     if job is None:
         raise not_found(job_id)
     return job
+
+
+def _has_ended(job: Job) -> bool:
+    return State(job.state) in TERMINAL
 
 
 def _matches(if_none_match: str | None, job: Job) -> bool:
