@@ -6,7 +6,7 @@ import secrets
 import time
 from typing import Any
 
-from sqlalchemy import JSON, Double, ForeignKey, Index, MetaData, Text, UniqueConstraint
+from sqlalchemy import JSON, Double, ForeignKey, Index, MetaData, Text, UniqueConstraint, false
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
@@ -96,6 +96,9 @@ class Job(Base):
     started_at: Mapped[float | None]
     """First start of any attempt."""
     finished_at: Mapped[float | None]
+    expires_at: Mapped[float | None]
+    expiring: Mapped[bool] = mapped_column(default=False, server_default=false())
+    """Whether a running attempt is told to stop because the job's time is over."""
     progress: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     error: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
 

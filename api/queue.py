@@ -59,9 +59,13 @@ class JobQueue:
             RedisError: nothing is lost; the reconciler comes back to it.
         """
         state = State(job.state)
-        if job.attempt > 1 or state in (State.CANCELLING, State.CANCELLED):
-            self.control(job.id, cancel=state in (State.CANCELLING, State.CANCELLED), min_attempt=job.attempt)
-        if state is State.CANCELLED:
+        stops = state in (State.CANCELLING, State.CANCELLED) or job.expiring
+        if state is State.EXPIRED:
+            # No cancel: it would also stop the next attempt of a job retried in this moment.
+            self.control(job.id, cancel=False, min_attempt=job.attempt + 1)
+        elif job.attempt > 1 or stops:
+            self.control(job.id, cancel=stops, min_attempt=job.attempt)
+        if state in (State.CANCELLED, State.EXPIRED):
             self.drop(run_id(job.id, job.attempt), queue_name(job.model))
         elif state is State.QUEUED and not job.handed_out:
             self._enqueue(job)

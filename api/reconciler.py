@@ -1,4 +1,4 @@
-"""The database into the queue: hands out what is owed and takes back what a dead worker held.
+"""The database into the queue: hands out what is owed, takes back what a dead worker held, expires.
 
 It compares, every few seconds, unfinished jobs with the queues and with the presence of workers.
 The database is the truth; a Redis that was flushed gets everything back from here.
@@ -35,12 +35,14 @@ class Reconciler:
         lost_after_s: float,
         gone_after_s: float,
         clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], float] = time.time,
     ) -> None:
         self._store = store
         self._queue = queue
         self._lost_after_s = lost_after_s
         self._gone_after_s = gone_after_s
         self._clock = clock
+        self._now = now
         self._missing_since: dict[tuple[str, int], float] = {}
         """When an attempt was first found with nobody. In memory only: a restart waits anew."""
 
@@ -66,12 +68,17 @@ class Reconciler:
         Raises:
             RedisError: Redis is away; a later pass does it all.
         """
-        # Redis is read first: what waits there was in the database before, so an entry for which
+        # Before Redis, which may be away: a queued job's time is over all the same.
+        expired = self._store.expire_due(self._now())
+        # Redis is read before the jobs: what waits there was in the database before, so an entry for which
         # the database then knows no unfinished job is stale.
         statuses = self._queue.workers()
         listed = self._queue.listed()
         backlog_s = self._queue.oldest_event_age_s()
         unfinished = self._store.unfinished()
+        for job in expired:
+            log.info("%s: its time is over, it is %s", job.id, job.state)
+            self._queue.follow(job)
         missing: dict[tuple[str, int], float] = {}
         for job in unfinished:
             try:

@@ -146,6 +146,7 @@ class JobStore:
             LookupError: with the id of a document that does not exist.
             KeyTaken: the key has a job, perhaps since a moment ago; nothing was created.
         """
+        now = time.time()
         with self._database.write() as session:
             for document_id in spec.documents:
                 if session.get(Document, document_id) is None:
@@ -161,7 +162,9 @@ class JobStore:
                 handed_out=False,
                 version=1,
                 last_seq=0,
-                created_at=time.time(),
+                created_at=now,
+                expires_at=_expiry(spec.expires_after, now),
+                expiring=False,
             )
             session.add(job)
             session.flush()
@@ -219,6 +222,8 @@ class JobStore:
             job.num_failures = 0
             job.error = None
             job.finished_at = None
+            job.expires_at = _expiry(job.spec.get("expires_after"), time.time())
+            job.expiring = False
             _next_attempt(session, job, "retry")
         self._notify(job_id)
         return job
@@ -231,6 +236,29 @@ class JobStore:
                 raise Busy(job.state)
             session.delete(job)
         self._notify(job_id)
+
+    def expire_due(self, now: float) -> Sequence[Job]:
+        """End the queued jobs whose time is over and mark the running ones, which end when they have stopped.
+
+        Returns those jobs: the queue must follow. A job that is being cancelled is left to that.
+        """
+        due = (
+            select(Job)
+            .where(Job.state.in_((State.QUEUED, State.RUNNING)), Job.expires_at <= now, ~Job.expiring)
+            .order_by(Job.id)
+        )
+        with self._database.read() as session:
+            if session.scalars(due.limit(1)).first() is None:
+                return []
+        with self._database.write() as session:
+            jobs = session.scalars(due).all()
+            for job in jobs:
+                job.expiring = True
+                if job.state == State.QUEUED:
+                    _expire(session, job)
+        for job in jobs:
+            self._notify(job.id)
+        return jobs
 
     def mark_handed_out(self, job_id: str, attempt: int) -> None:
         with self._database.write() as session:
@@ -310,13 +338,13 @@ def _apply(session: Session, job: Job, event: Event, entry_id: str) -> bool:
         case EventType.FAILED:
             _finish(session, job, State.FAILED, _reason(data).model_dump(mode="json"), entry_id)
         case EventType.CANCELLED:
-            _finish(session, job, State.CANCELLED, {}, entry_id)
+            _stopped(session, job, entry_id)
         case EventType.EXPIRED:
             end = State.EXPIRED if can_move(State(job.state), State.EXPIRED) else State.CANCELLED
             _finish(session, job, end, {}, entry_id)
         case EventType.RELEASED:
-            if job.state == State.CANCELLING:
-                _finish(session, job, State.CANCELLED, {}, entry_id)
+            if _must_stop(job):
+                _stopped(session, job, entry_id)
             else:
                 _next_attempt(session, job, "released", entry_id)
             return True
@@ -338,8 +366,8 @@ def _start(session: Session, job: Job, event: Event, entry_id: str | None) -> No
 
 def _lost(session: Session, job: Job, why: Problem, entry_id: str | None = None) -> None:
     job.num_failures += 1
-    if job.state == State.CANCELLING:
-        _finish(session, job, State.CANCELLED, {}, entry_id)
+    if _must_stop(job):
+        _stopped(session, job, entry_id)
     elif job.num_failures < MAX_FAILURES:
         _next_attempt(session, job, why.code, entry_id)
     else:
@@ -351,6 +379,33 @@ def _lost(session: Session, job: Job, why: Problem, entry_id: str | None = None)
             params={"num_failures": job.num_failures, "last": why.model_dump(mode="json")},
         )
         _finish(session, job, State.FAILED, problem.model_dump(mode="json"), entry_id)
+
+
+def _must_stop(job: Job) -> bool:
+    """Whether the job is not handed out again when its attempt ends without an end of the job."""
+    return job.state == State.CANCELLING or job.expiring
+
+
+def _stopped(session: Session, job: Job, entry_id: str | None) -> None:
+    """A worker stopped as it was told; a cancel has the last word over an expiry."""
+    if job.expiring and job.state == State.RUNNING:
+        _expire(session, job, entry_id)
+    else:
+        _finish(session, job, State.CANCELLED, {}, entry_id)
+
+
+def _expire(session: Session, job: Job, entry_id: str | None = None) -> None:
+    limit_s = job.spec.get("expires_after")
+    why = Problem(
+        code="expired",
+        detail=f"it did not end within the {limit_s} s of its expires_after; retry it or submit it with more",
+        params={"expires_after": limit_s},
+    )
+    _finish(session, job, State.EXPIRED, why.model_dump(mode="json"), entry_id)
+
+
+def _expiry(expires_after: int | None, accepted_at: float) -> float | None:
+    return None if expires_after is None else accepted_at + expires_after
 
 
 def _next_attempt(session: Session, job: Job, reason: str, entry_id: str | None = None) -> None:
@@ -369,8 +424,8 @@ def _finish(
     """Move to an end. `data` is the Result, the Problem, or empty."""
     _move(job, end)
     job.finished_at = time.time()
-    if end is State.FAILED:
-        job.error = data
+    if end in (State.FAILED, State.EXPIRED):
+        job.error = data or None
     progress = select(JobEvent.seq).where(JobEvent.job_id == job.id, JobEvent.type == EventType.PROGRESS)
     last = session.scalar(progress.order_by(JobEvent.seq.desc()).limit(1))
     session.execute(

@@ -25,6 +25,8 @@ class _Spec(BaseModel):
     seed: int | None = Field(default=None, ge=0, lt=2**32)
     reuse: bool = True
     """Whether stored prefixes may be read and written for this job."""
+    expires_after: int | None = Field(default=None, ge=1, le=2_592_000)
+    """Seconds from acceptance after which an unfinished job expires; never where it is absent."""
 
 
 class Summarize(_Spec):

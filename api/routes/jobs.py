@@ -206,6 +206,7 @@ def job_view(job: Job) -> dict[str, Any]:
         "created_at": iso(job.created_at),
         "started_at": iso(job.started_at),
         "finished_at": iso(job.finished_at),
+        "expires_at": iso(job.expires_at),
         "progress": job.progress,
         "num_failures": job.num_failures,
         "error": job.error,
