@@ -6,7 +6,7 @@ import asyncio
 import re
 import uuid
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 
 import anyio
 import anyio.to_thread
@@ -25,7 +25,7 @@ from api.notifier import Notifier
 from api.queue import JobQueue, connect
 from api.reconciler import Reconciler
 from api.recorder import Recorder
-from api.routes import documents, events, health, jobs, models
+from api.routes import documents, events, health, jobs, metrics, models
 from api.services import Services
 from api.settings import Settings
 from api.store import JobStore
@@ -64,19 +64,17 @@ def create_app(settings: Settings) -> FastAPI:
         reconciler = Reconciler(
             job_store, queue, lost_after_s=settings.lost_after_s, gone_after_s=settings.gone_after_s
         )
-        tasks = [
-            asyncio.create_task(Recorder(stream, job_store, queue).run(), name="recorder"),
-            asyncio.create_task(reconciler.run(settings.reconcile_s), name="reconciler"),
-        ]
         try:
-            yield
+            # A group of anyio waits for the threads of what it cancels: the database is closed after them.
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(Recorder(stream, job_store, queue).run, name="recorder")
+                tasks.start_soon(reconciler.run, settings.reconcile_s, name="reconciler")
+                try:
+                    yield
+                finally:
+                    notifier.close()
+                    tasks.cancel_scope.cancel()
         finally:
-            notifier.close()
-            for task in tasks:
-                task.cancel()
-            for task in tasks:
-                with suppress(asyncio.CancelledError):
-                    await task
             await stream.aclose()
             commands.close()
             database.close()
@@ -84,7 +82,7 @@ def create_app(settings: Settings) -> FastAPI:
     app = FastAPI(title="Longleaf", version="0.1.0", lifespan=lifespan)
     app.add_middleware(RequestIds)
     problems.install(app)
-    for route in (documents, jobs, events, models, health):
+    for route in (documents, jobs, events, models, health, metrics):
         app.include_router(route.router)
     return app
 
