@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -145,6 +146,23 @@ def cancel(job_id: str) -> None:
     """Stop a job."""
     with _client() as client:
         print(f"{job_id}: {client.cancel(job_id).state.value}")
+
+
+@app.command()
+def plan(
+    model: Annotated[str, typer.Argument(help="A model folder, or an id whose folder is there.")],
+    context: Annotated[
+        int | None, typer.Option(min=1, help="Tokens of prompt and answer; the model's context where absent.")
+    ] = None,
+    memory: Annotated[str | None, typer.Option(help="Such as 64GB; this machine's where absent.")] = None,
+    cpu: Annotated[bool, typer.Option("--cpu", help="Plan for a machine without a GPU.")] = False,
+) -> None:
+    """Say how much memory a model needs for a context, and whether it fits."""
+    command = [sys.executable, "-m", "worker.plan", "--models-dir", str(_settings().models)]
+    command += ["--context", str(context)] if context is not None else []
+    command += [f"--memory={memory}"] if memory is not None else []
+    command += ["--cpu"] if cpu else []
+    raise typer.Exit(subprocess.run([*command, "--", model]).returncode)
 
 
 @app.command()

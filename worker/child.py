@@ -142,7 +142,8 @@ def load_engine(settings: Settings) -> Any:
     from worker.engine.engine import Engine
 
     store = SnapshotStore(settings.data / "snapshots", settings.snapshots_bytes)
-    return Engine.load(settings.models / folder_name(settings.model), settings.model, store)
+    folder = settings.models / folder_name(settings.model)
+    return Engine.load(folder, settings.model, store, settings.memory_bytes)
 
 
 def main() -> int:

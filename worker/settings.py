@@ -23,6 +23,8 @@ class Settings(SharedSettings):
     redis_url: RedisUrl = Field(default="redis://127.0.0.1:6379/0", validation_alias="REDIS_URL")
     snapshots_bytes: ByteSize = ByteSize(20_000_000_000)
     """Budget of the snapshot store; a number of bytes, or with a unit such as 20GB."""
+    memory_bytes: Annotated[ByteSize, Field(gt=0)] | None = None
+    """What model and requests may take of the device's memory; all of it where None."""
 
 
 def load_settings() -> Settings:

@@ -124,3 +124,28 @@ def test_bad_setting_is_named(tmp_path: Path) -> None:
 def test_contradicting_options_are_refused(tmp_path: Path) -> None:
     done = longleaf(tmp_path, "submit", "doc_1", "--summarize", "--prompt", "x")
     assert done.returncode == 2
+
+
+def test_plan_prints_what_a_model_folder_needs(tmp_path: Path) -> None:
+    config = {
+        "model_type": "llama",
+        "hidden_size": 4096,
+        "num_hidden_layers": 32,
+        "intermediate_size": 14336,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "vocab_size": 128256,
+        "max_position_embeddings": 131072,
+        "tie_word_embeddings": False,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    done = longleaf(tmp_path, "plan", str(tmp_path), "--context", "131072", "--memory", "16GB")
+    assert done.returncode == 0
+    assert "weights                 16.06 GB" in done.stdout
+    assert "fits in 16.00 GB?             no" in done.stdout
+
+
+def test_plan_of_a_model_that_is_not_there_exits_with_2(tmp_path: Path) -> None:
+    done = longleaf(tmp_path, "plan", "nobody/nothing")
+    assert done.returncode == 2
+    assert "python -m worker.models pull nobody/nothing" in done.stderr

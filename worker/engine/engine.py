@@ -20,6 +20,7 @@ from worker.engine import snapshots
 from worker.engine.decode import Sampling, decode_text
 from worker.engine.errors import EngineError, Stopped
 from worker.engine.kv_cache import KVCache, blocks_end
+from worker.engine.memory import device_bytes, require_memory
 from worker.engine.model import Model
 from worker.engine.prefill import prefill_prefix, prefill_suffix
 from worker.engine.prompt import Document, Prompt, PromptBuilder
@@ -37,8 +38,9 @@ __all__ = ["Document", "Engine", "EngineError", "Sampling", "Stopped"]
 class Engine:
     """Owns the model, the KV of the last prefix and its use. One job at a time, in one thread."""
 
-    def __init__(self, model: Model, store: SnapshotStore | None) -> None:
+    def __init__(self, model: Model, store: SnapshotStore | None, memory_bytes: int | None = None) -> None:
         self._model = model
+        self._memory_bytes = memory_bytes or device_bytes()
         self._store = store
         self._prompts = PromptBuilder(model.folder, model.tokenizer)
         self._cache: KVCache | None = None
@@ -46,15 +48,20 @@ class Engine:
         self._cache_is_exact = True
 
     @classmethod
-    def load(cls, folder: Path, model_id: str, snapshots: SnapshotStore | None) -> Engine:
+    def load(
+        cls, folder: Path, model_id: str, snapshots: SnapshotStore | None, memory_bytes: int | None = None
+    ) -> Engine:
         """Load a model folder.
+
+        Args:
+            memory_bytes: what model and requests may take; the device's memory where None.
 
         Raises:
             EngineError: if the model cannot be served; the problem says why.
         """
-        model = model_loader.load(folder, model_id)
+        model = model_loader.load(folder, model_id, memory_bytes)
         _check_kernels(model.card)
-        return cls(model, snapshots)
+        return cls(model, snapshots, memory_bytes)
 
     @property
     def card(self) -> ModelCard:
@@ -74,12 +81,14 @@ class Engine:
             reuse: whether known prefixes may be used and new ones kept.
 
         Raises:
-            EngineError: `context_exceeded` if prompt and output together exceed the model's context.
+            EngineError: `context_exceeded` if prompt and output together exceed the model's context,
+                `memory_exceeded` if they are predicted to exceed the memory.
             Stopped: if the report says so.
         """
         began = time.perf_counter()
         prompt = self._prompts.build(documents, instruction)
         self._check_context(prompt, sampling)
+        self._check_memory(prompt, sampling)
         prefix = Prefix(self.card.fingerprint, prompt.tokens[: prompt.document_end])
         try:
             cache, cached_tokens = self._restore(prefix, self._num_spare(prompt, sampling), reuse, report)
@@ -130,6 +139,16 @@ class Engine:
                 max_output_tokens=sampling.max_output_tokens,
                 context_tokens=limit,
             )
+
+    def _check_memory(self, prompt: Prompt, sampling: Sampling) -> None:
+        num_prompt = len(prompt.tokens)
+        require_memory(
+            self.card.id,
+            self._model.config,
+            num_prompt + sampling.max_output_tokens,
+            self._memory_bytes,
+            num_prompt - prompt.document_end,
+        )
 
     @staticmethod
     def _num_spare(prompt: Prompt, sampling: Sampling) -> int:

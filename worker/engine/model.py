@@ -17,6 +17,7 @@ from worker.engine import attention
 from worker.engine.architectures import VERIFIED_ARCHITECTURES, head_dim, refusal
 from worker.engine.errors import EngineError
 from worker.engine.fingerprint import fingerprint
+from worker.engine.memory import device_bytes, require_memory
 
 KV_FORMAT = "int4c"
 
@@ -36,6 +37,8 @@ class Model:
     head_dim: int
     dtype: mx.Dtype
     card: ModelCard
+    config: dict[str, Any]
+    """config.json's content."""
     folder: Path
 
     def logits(self, h: mx.array) -> mx.array:
@@ -44,13 +47,17 @@ class Model:
         return last.astype(mx.float32)
 
 
-def load(folder: Path, model_id: str) -> Model:
+def load(folder: Path, model_id: str, memory_bytes: int | None = None) -> Model:
     """Load an MLX model folder.
 
     On a CPU the weights become float32: MLX has no SIMD for its other types there.
 
+    Args:
+        memory_bytes: what the model may take; the device's memory where None.
+
     Raises:
-        EngineError: `unsupported_architecture`, `unsupported_head_size` or `model_unreadable`.
+        EngineError: `unsupported_architecture`, `unsupported_head_size`, `memory_exceeded` or
+            `model_unreadable`; all but the last before weights are read.
     """
     attention.install()
     from mlx_lm.utils import load_model, load_tokenizer
@@ -71,6 +78,10 @@ def load(folder: Path, model_id: str) -> Model:
         raise EngineError(
             "unsupported_head_size", f"Model {model_id}: its head size cannot be served: {error}."
         ) from error
+    try:
+        require_memory(model_id, config, 1, memory_bytes or device_bytes())
+    except KeyError as error:
+        raise EngineError("model_unreadable", f"{folder}/config.json states no {error}.") from error
     try:
         module, config = load_model(folder)
         tokenizer = load_tokenizer(folder, eos_token_ids=_eos_token_ids(folder, config))
@@ -115,6 +126,7 @@ def load(folder: Path, model_id: str) -> Model:
         head_dim=dim,
         dtype=body.norm.weight.dtype,
         card=card,
+        config=config,
         folder=folder,
     )
 

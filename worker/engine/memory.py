@@ -1,0 +1,58 @@
+"""Whether this device has the memory that a request needs, and the refusal where it hasn't."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+
+from worker.engine.errors import EngineError
+from worker.engine.planner import SUFFIX_TOKENS, machine_bytes, most_tokens, plan
+
+
+def device_bytes() -> int:
+    """The memory of MLX's default device; the machine's where MLX doesn't say."""
+    info = mx.device_info()
+    return int(info.get("memory_size") or info.get("total_memory") or machine_bytes())
+
+
+def require_memory(
+    model_id: str,
+    config: dict[str, Any],
+    num_tokens: int,
+    limit_bytes: int,
+    num_suffix: int = SUFFIX_TOKENS,
+) -> None:
+    """Refuse what is predicted not to fit.
+
+    Args:
+        num_tokens: prompt and answer together.
+        num_suffix: tokens of the prompt behind the reusable prefix.
+
+    Raises:
+        EngineError: `memory_exceeded`; names the prediction, the limit and what would fit.
+    """
+    on_cpu = mx.default_device() == mx.Device(mx.cpu)
+    found = plan(config, num_tokens, num_suffix, on_cpu)
+    if found.total_bytes <= limit_bytes:
+        return
+    num_fitting = most_tokens(config, limit_bytes, num_suffix, on_cpu)
+    next_step = (
+        f"up to {num_fitting:,} tokens would fit: send a shorter document, or choose a smaller model."
+        if num_fitting
+        else "no document would fit: choose a smaller model."
+    )
+    raise EngineError(
+        "memory_exceeded",
+        f"{num_tokens:,} tokens of prompt and answer need {_gb(found.total_bytes)} with {model_id} (weights "
+        f"{_gb(found.weights_bytes)}, KV cache {_gb(found.kv_bytes)}, prefill {_gb(found.working_bytes)}), "
+        f"but the limit is {_gb(limit_bytes)} (this device's memory, or LONGLEAF_MEMORY_BYTES); {next_step}",
+        num_tokens=num_tokens,
+        predicted_bytes=found.total_bytes,
+        limit_bytes=limit_bytes,
+        fitting_tokens=num_fitting,
+    )
+
+
+def _gb(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.2f} GB"
