@@ -20,7 +20,8 @@ from redis.exceptions import RedisError, ResponseError
 from sqlalchemy.exc import OperationalError
 
 from api.queue import JobQueue
-from api.store import BadEvent, JobStore
+from api.store import JobStore
+from api.worker_events import BadEvent
 from jobs import EVENT_GROUP, EVENT_STREAM, Event
 
 log = logging.getLogger(__name__)

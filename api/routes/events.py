@@ -12,9 +12,8 @@ from fastapi import APIRouter, Header, Response
 from fastapi.responses import StreamingResponse
 
 from api.models import JobEvent
-from api.routes.jobs import not_found
+from api.routes.job_view import has_ended, not_found
 from api.services import Services, ServicesDep
-from jobs import TERMINAL, State
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
@@ -32,7 +31,7 @@ async def stream_events(
     job = await anyio.to_thread.run_sync(services.jobs.get, job_id)
     if job is None:
         raise not_found(job_id)
-    if State(job.state) in TERMINAL and last_event_id >= job.last_seq:
+    if has_ended(job) and last_event_id >= job.last_seq:
         return Response(status_code=204)
     headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
     return StreamingResponse(
@@ -54,7 +53,7 @@ async def _stream(services: Services, job_id: str, after: int) -> AsyncIterator[
             if services.notifier.closed or job is None:
                 return
             # By the job, not by the kind of event: a job that was retried has an end in the middle.
-            if State(job.state) in TERMINAL and after >= job.last_seq:
+            if has_ended(job) and after >= job.last_seq:
                 return
             try:
                 await asyncio.wait_for(changed.wait(), PING_S)

@@ -13,14 +13,16 @@ from pydantic import ValidationError
 
 from api.documents.upload import read_json
 from api.models import Job
+from api.moves import Busy, DocumentGone, Finished
 from api.problems import ApiError, from_validation
 from api.routes import idempotency
 from api.routes.admission import admit
 from api.routes.documents import not_found as document_not_found
-from api.routes.paging import After, Limit, iso, page
+from api.routes.job_view import etag, has_ended, job_view, matches, not_found, respond
+from api.routes.paging import After, Limit, page
 from api.routes.waiting import MAX_WAIT_S, preferred_wait_s, wait_until
 from api.services import Services, ServicesDep
-from api.store import Busy, DocumentGone, Finished, KeyReused, KeyTaken
+from api.store import KeyReused, KeyTaken
 from jobs import TERMINAL, Ask, JobSpec, Prompt, State, Summarize, parse_spec
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
@@ -75,8 +77,8 @@ async def create_job(request: Request, services: ServicesDep) -> JSONResponse:
     wait_s = preferred_wait_s(request.headers.getlist("Prefer"))
     if wait_s is not None:
         headers["Preference-Applied"] = f"wait={wait_s}"
-        job = await wait_until(services, job.id, _has_ended, wait_s, partial(_required, services, job.id))
-    return _respond(job, 200 if _has_ended(job) else 202, headers)
+        job = await wait_until(services, job.id, has_ended, wait_s, partial(_required, services, job.id))
+    return respond(job, 200 if has_ended(job) else 202, headers)
 
 
 @router.get("")
@@ -100,12 +102,12 @@ async def get_job(
         nonlocal seen
         if seen is None and wait:
             seen = etag(job)
-        return not _matches(seen, job) or _has_ended(job)
+        return not matches(seen, job) or has_ended(job)
 
     job = await wait_until(services, job_id, is_news, wait, partial(_required, services, job_id))
-    if _matches(if_none_match, job):
+    if matches(if_none_match, job):
         return Response(status_code=304, headers={"ETag": etag(job)})
-    return _respond(job, 200)
+    return respond(job, 200)
 
 
 @router.get("/{job_id}/result")
@@ -136,7 +138,7 @@ def cancel_job(job_id: str, services: ServicesDep) -> JSONResponse:
             params={"state": str(error)},
         ) from None
     services.queue.try_follow(job)
-    return _respond(job, 202)
+    return respond(job, 202)
 
 
 @router.post("/{job_id}/retry", status_code=202)
@@ -170,7 +172,7 @@ def retry_job(job_id: str, services: ServicesDep) -> JSONResponse:
             params={"document": str(error)},
         ) from None
     services.queue.try_follow(job)
-    return _respond(job, 202)
+    return respond(job, 202)
 
 
 @router.delete("/{job_id}", status_code=204)
@@ -185,38 +187,6 @@ def delete_job(job_id: str, services: ServicesDep) -> Response:
             409, "job_unfinished", f"{job_id} is {error}; cancel it first", params={"state": str(error)}
         ) from None
     return Response(status_code=204)
-
-
-def not_found(job_id: str) -> ApiError:
-    return ApiError(404, "job_not_found", f"there is no job {job_id!r}")
-
-
-def etag(job: Job) -> str:
-    return f'"{job.version}"'
-
-
-def job_view(job: Job) -> dict[str, Any]:
-    """A job as clients see it."""
-    return {
-        "id": job.id,
-        "type": job.type,
-        "state": job.state,
-        "model": job.model,
-        "attempt": job.attempt,
-        "created_at": iso(job.created_at),
-        "started_at": iso(job.started_at),
-        "finished_at": iso(job.finished_at),
-        "expires_at": iso(job.expires_at),
-        "progress": job.progress,
-        "num_failures": job.num_failures,
-        "error": job.error,
-        "spec": job.spec,
-        "links": {
-            "self": f"/v1/jobs/{job.id}",
-            "result": f"/v1/jobs/{job.id}/result",
-            "events": f"/v1/jobs/{job.id}/events",
-        },
-    }
 
 
 def _create_once(services: Services, spec: JobSpec, key: str | None, body_sha256: str) -> tuple[Job, bool]:
@@ -247,18 +217,3 @@ def _required(services: Services, job_id: str) -> Job:
     if job is None:
         raise not_found(job_id)
     return job
-
-
-def _has_ended(job: Job) -> bool:
-    return State(job.state) in TERMINAL
-
-
-def _matches(if_none_match: str | None, job: Job) -> bool:
-    if if_none_match is None:
-        return False
-    given = [part.strip().removeprefix("W/") for part in if_none_match.split(",")]
-    return "*" in given or etag(job) in given
-
-
-def _respond(job: Job, status: int, headers: dict[str, str] | None = None) -> JSONResponse:
-    return JSONResponse(job_view(job), status, headers={"ETag": etag(job), **(headers or {})})

@@ -1,0 +1,181 @@
+"""The moves of one job's row: each changes its state and records the event that says so.
+
+Every function works inside the caller's transaction on a row that was read in it, and refuses a
+move that is not a lawful one (`jobs.can_move`). It knows neither how jobs are found nor the queue.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from sqlalchemy import delete, select
+from sqlalchemy.orm import Session
+
+from api.models import Job, JobDocument, JobEvent
+from jobs import TERMINAL, Event, EventType, Problem, State, can_move
+
+MAX_FAILURES = 3
+"""A job whose attempts were lost this often has failed."""
+
+_ENDS = {
+    State.SUCCEEDED: EventType.SUCCEEDED,
+    State.FAILED: EventType.FAILED,
+    State.CANCELLED: EventType.CANCELLED,
+    State.EXPIRED: EventType.EXPIRED,
+}
+
+
+class Busy(Exception):
+    """The job is not finished, so it cannot be deleted or retried."""
+
+
+class Finished(Exception):
+    """The job has ended in a way that cannot be cancelled or retried."""
+
+
+class DocumentGone(Exception):
+    """A document of the job was deleted since, so it cannot be retried; the text is its id."""
+
+
+class BadMove(Exception):
+    """A job cannot go from its state to that one; nothing may be committed."""
+
+
+def cancel(session: Session, job: Job) -> None:
+    """End a queued job, ask for the end of a running one; an earlier cancel stands. Raises Finished."""
+    state = State(job.state)
+    if state is State.QUEUED:
+        finish(session, job, State.CANCELLED, {})
+    elif state is State.RUNNING:
+        move(job, State.CANCELLING)
+        record(session, job, EventType.CANCELLING, {})
+    elif state not in (State.CANCELLING, State.CANCELLED):
+        raise Finished(job.state)
+
+
+def retry(session: Session, job: Job) -> None:
+    """Queue an ended job again as if nothing had gone wrong. Raises Busy, Finished or DocumentGone."""
+    if State(job.state) not in TERMINAL:
+        raise Busy(job.state)
+    if not can_move(State(job.state), State.QUEUED):
+        raise Finished(job.state)
+    there = set(session.scalars(select(JobDocument.document_id).where(JobDocument.job_id == job.id)))
+    for document_id in job.spec["documents"]:
+        if document_id not in there:
+            raise DocumentGone(document_id)
+    job.num_failures = 0
+    job.error = None
+    job.finished_at = None
+    job.expires_at = expiry(job.spec.get("expires_after"), time.time())
+    job.expiring = False
+    next_attempt(session, job, "retry")
+
+
+def expiry(expires_after: int | None, accepted_at: float) -> float | None:
+    """When a job's time is over, in seconds since the epoch; None for never."""
+    return None if expires_after is None else accepted_at + expires_after
+
+
+def start(session: Session, job: Job, event: Event, entry_id: str | None) -> None:
+    """A worker has the current attempt."""
+    move(job, State.RUNNING)
+    job.worker = event.worker
+    job.handed_out = True
+    job.started_at = job.started_at or time.time()
+    record(session, job, EventType.STARTED, {"attempt": job.attempt, "worker": event.worker}, entry_id)
+
+
+def next_attempt(session: Session, job: Job, reason: str, entry_id: str | None = None) -> None:
+    """Queue the job under a new number, which no older attempt can speak for."""
+    if job.state != State.QUEUED:
+        move(job, State.QUEUED)
+    job.attempt += 1
+    job.handed_out = False
+    job.worker = None
+    job.progress = None
+    record(session, job, EventType.QUEUED, {"attempt": job.attempt, "reason": reason}, entry_id)
+
+
+def must_stop(job: Job) -> bool:
+    """Whether the job is not handed out again when its attempt ends without an end of the job."""
+    return job.state == State.CANCELLING or job.expiring
+
+
+def stop(session: Session, job: Job, entry_id: str | None) -> None:
+    """A worker stopped as it was told; a cancel has the last word over an expiry."""
+    if job.expiring and job.state == State.RUNNING:
+        expire(session, job, entry_id)
+    else:
+        finish(session, job, State.CANCELLED, {}, entry_id)
+
+
+def lose(session: Session, job: Job, why: Problem, entry_id: str | None = None) -> None:
+    """An attempt ended without an end of the job: the next one, or the end after too many."""
+    job.num_failures += 1
+    if must_stop(job):
+        stop(session, job, entry_id)
+    elif job.num_failures < MAX_FAILURES:
+        next_attempt(session, job, why.code, entry_id)
+    else:
+        if job.state == State.QUEUED:
+            move(job, State.RUNNING)
+        problem = Problem(
+            code="worker_lost" if why.code == "worker_lost" else "engine_crashed",
+            detail=f"{job.num_failures} attempts were lost, the last one because {why.detail}",
+            params={"num_failures": job.num_failures, "last": why.model_dump(mode="json")},
+        )
+        finish(session, job, State.FAILED, problem.model_dump(mode="json"), entry_id)
+
+
+def expire(session: Session, job: Job, entry_id: str | None = None) -> None:
+    """End a job whose time is over."""
+    limit_s = job.spec.get("expires_after")
+    why = Problem(
+        code="expired",
+        detail=f"it did not end within the {limit_s} s of its expires_after; retry it or submit it with more",
+        params={"expires_after": limit_s},
+    )
+    finish(session, job, State.EXPIRED, why.model_dump(mode="json"), entry_id)
+
+
+def finish(session: Session, job: Job, end: State, data: dict[str, Any], entry_id: str | None = None) -> None:
+    """Move to an end. `data` is the Result, the Problem, or empty."""
+    move(job, end)
+    job.finished_at = time.time()
+    if end in (State.FAILED, State.EXPIRED):
+        job.error = data or None
+    progress = select(JobEvent.seq).where(JobEvent.job_id == job.id, JobEvent.type == EventType.PROGRESS)
+    last = session.scalar(progress.order_by(JobEvent.seq.desc()).limit(1))
+    session.execute(
+        delete(JobEvent).where(
+            JobEvent.job_id == job.id, JobEvent.type == EventType.PROGRESS, JobEvent.seq != (last or 0)
+        )
+    )
+    record(session, job, _ENDS[end], data, entry_id)
+
+
+def move(job: Job, new: State) -> None:
+    """Change the state. Raises BadMove."""
+    if not can_move(State(job.state), new):
+        raise BadMove(f"{job.id} cannot go from {job.state} to {new}")
+    job.state = new
+    job.version += 1
+
+
+def record(
+    session: Session, job: Job, kind: EventType, data: dict[str, Any], entry_id: str | None = None
+) -> None:
+    """Add an event under the job's next number."""
+    job.last_seq += 1
+    session.add(
+        JobEvent(
+            job_id=job.id,
+            seq=job.last_seq,
+            type=kind,
+            attempt=job.attempt,
+            at=time.time(),
+            data=data,
+            entry_id=entry_id,
+        )
+    )
