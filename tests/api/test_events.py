@@ -114,7 +114,8 @@ def test_a_silent_stream_is_kept_open_by_pings(api: Api, monkeypatch: pytest.Mon
 def test_a_client_that_leaves_is_forgotten(api: Api) -> None:
     job_id = api.submit()["id"]
     with api.http.stream("GET", f"/v1/jobs/{job_id}/events") as answer:
-        next(answer.iter_lines())
+        lines = answer.iter_lines()  # kept: an iterator that is dropped closes the connection
+        next(lines)
         eventually(lambda: api.services.notifier.num_waiters == 1)
     eventually(lambda: api.services.notifier.num_waiters == 0)
 
