@@ -101,6 +101,10 @@ class JobQueue:
         """Every worker whose presence key lives, by name."""
         return {status.name: status for status in self._statuses()}
 
+    def num_events(self) -> int:
+        """Events on the stream: what is in the database is taken off it."""
+        return self._redis.xlen(EVENT_STREAM)
+
     def oldest_event_age_s(self) -> float:
         """Seconds for which the oldest event not yet in the database has waited; 0 for none."""
         oldest = cast(list[tuple[bytes, Any]], self._redis.xrange(EVENT_STREAM, count=1))
