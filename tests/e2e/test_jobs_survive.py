@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from cli import Client, Document
@@ -110,6 +111,25 @@ def test_cancelled_job_leaves_the_worker_usable(stack: Stack, report: Document) 
     assert stack.client.wait(job.id).state is State.CANCELLED
     again = stack.client.submit(question(report))
     assert stack.client.wait(again.id).state is State.SUCCEEDED
+
+
+def test_expired_job_is_stopped_and_can_be_retried(stack: Stack, report: Document) -> None:
+    # Far more tokens than the seconds allow, so that it is at work when its time is over.
+    job = stack.client.submit(
+        Ask(
+            documents=[report.id], questions=["Tell all of it."] * 64, max_output_tokens=1000, expires_after=5
+        )
+    )
+    seen = until(stack.client.follow(job.id), EventType.EXPIRED)
+    assert EventType.STARTED in [event.type for event in seen]
+    assert seen[-1].data["code"] == "expired"
+    assert stack.client.job(job.id).state is State.EXPIRED
+    retried = httpx.post(f"{stack.client.url}/v1/jobs/{job.id}/retry").json()
+    assert (retried["state"], retried["attempt"]) == ("queued", 2)
+    follow = stack.client.follow(job.id)
+    until(follow, EventType.EXPIRED)
+    until(follow, EventType.STARTED)  # the worker goes on
+    until(follow, EventType.EXPIRED)
 
 
 def test_killed_worker_loses_no_job(stack: Stack, report: Document) -> None:
