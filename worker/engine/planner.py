@@ -193,10 +193,10 @@ def _widest_activation(config: dict[str, Any]) -> int:
         num_experts, inner = _experts(config, layer)
         if num_experts:
             # A token is copied for each of its experts, and so are their outputs until they are summed.
-            chosen = config["num_experts_per_tok"]
-            widest = max(widest, chosen * (3 * inner + width), chosen * 3 * width)
+            widest = max(widest, config["num_experts_per_tok"] * 3 * (inner + width))
         else:
-            widest = max(widest, 3 * inner)
+            # phi3 halves one product for gate and up, and the halves are copies.
+            widest = max(widest, (4 if config["model_type"] == "phi3" else 3) * inner)
     return int(width + widest)
 
 
