@@ -147,7 +147,7 @@ class Reconciler:
             if status.job_id is not None:
                 job = unfinished.get(status.job_id) or self._store.get(status.job_id)
                 if job is None:
-                    self._queue.control(status.job_id, cancel=True)
+                    self._queue.control(status.job_id, cancel=True, min_attempt=status.attempt or 1)
                 elif State(job.state) in TERMINAL:
                     # No cancel: it would also stop the next attempt of a job retried in this moment.
                     self._queue.control(job.id, cancel=False, min_attempt=job.attempt + 1)

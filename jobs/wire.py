@@ -45,6 +45,7 @@ class Control(BaseModel):
     """What a worker that runs the job must obey."""
 
     cancel: bool = False
+    """Attempt `min_attempt` is to end as cancelled."""
     min_attempt: int = 1
     """A worker on an older attempt stops at once and reports nothing."""
 

@@ -178,9 +178,11 @@ class _Attempt:
         self._on_gone(Gone(0, f"{message.op!r} where it does not belong"))
 
     def _wanted_stop(self) -> Why | None:
-        if self._watch.control.min_attempt > self._request.attempt:
+        control, attempt = self._watch.control, self._request.attempt
+        if control.min_attempt > attempt:
             return "stale"
-        if self._watch.control.cancel:
+        # A cancel that names an older attempt was meant for that one: the job was retried since.
+        if control.cancel and control.min_attempt == attempt:
             return "cancel"
         return "release" if self._context.stop.requested else None
 

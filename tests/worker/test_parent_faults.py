@@ -152,6 +152,13 @@ def test_job_cancelled_in_the_queue_does_not_start(rig: Rig) -> None:
     assert types(rig.until(EventType.CANCELLED)) == [EventType.CANCELLED]
 
 
+def test_cancel_of_an_older_attempt_does_not_stop_a_retried_job(rig: Rig) -> None:
+    rig.enqueue(["end"], attempt=2)
+    rig.control(cancel=True, min_attempt=1)
+    rig.start()
+    assert types(rig.until(EventType.SUCCEEDED))[0] == EventType.STARTED
+
+
 def test_stale_attempt_is_skipped_without_a_word(rig: Rig) -> None:
     rig.enqueue(["end"], attempt=1)
     rig.enqueue(["end"], job_id="job_2")
