@@ -13,6 +13,9 @@ from kernels import BLOCK_TOKENS, from_canonical, to_canonical
 from worker.engine.kv_cache import SINK_TOKENS, KVCache, blocks_end, whole_blocks
 from worker.engine.report import Report
 
+SAVED_TOGETHER = 16
+"""Blocks put into canonical order at a time: where that is a copy, it must not be one of the whole cache."""
+
 
 class Prefix:
     """A prefix cut into the store's blocks: the first carries the sinks too."""
@@ -75,13 +78,15 @@ def save(store: SnapshotStore, prefix: Prefix, cache: KVCache, first: int, exact
 
     It ends at the first block that finds no room: one whose parent is missing could never be matched.
     """
-    canonical = [to_canonical(layer.tiles, cache.head_dim) for layer in cache.layers]
-    mx.eval(canonical)
-    tiles = [np.array(layer_tiles, copy=False) for layer_tiles in canonical]
-    shape = tiles[0].shape[1:]
+    shape = tuple(cache.layers[0].tiles.shape[1:])
     num_stored = 0
     for i in range(first, prefix.num_blocks):
-        sections = [Section(f"layer.{n}", "uint32", shape, _bytes(t[i])) for n, t in enumerate(tiles)]
+        if num_stored % SAVED_TOGETHER == 0:
+            tiles = _canonical(cache, i)
+        sections = [
+            Section(f"layer.{n}", "uint32", shape, _bytes(t[num_stored % SAVED_TOGETHER]))
+            for n, t in enumerate(tiles)
+        ]
         if i == 0:
             stacked = mx.stack([mx.stack([c.sinks_k, c.sinks_v]) for c in cache.layers]).astype(mx.float16)
             mx.eval(stacked)
@@ -92,6 +97,14 @@ def save(store: SnapshotStore, prefix: Prefix, cache: KVCache, first: int, exact
             break
         num_stored += 1
     return num_stored
+
+
+def _canonical(cache: KVCache, first: int) -> list[np.ndarray]:
+    """Some blocks of every layer from `first` on as the disk has them, (n, num_kv_heads, tile_words) each."""
+    some = slice(first, first + SAVED_TOGETHER)
+    canonical = [to_canonical(layer.tiles[some], cache.head_dim) for layer in cache.layers]
+    mx.eval(canonical)
+    return [np.array(tiles, copy=False) for tiles in canonical]
 
 
 def _bytes(array: np.ndarray) -> memoryview:
