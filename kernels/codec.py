@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from kernels.formats import BLOCK_TOKENS, MIDRISE, TileLayout, rotation
+from kernels.formats import BLOCK_TOKENS, MIDRISE, TileLayout, layout_of_blocks, layout_of_tiles, rotation
 
 _SCALE_STEPS = tuple(0.24 + 0.02 * i for i in range(12))
 """Candidate scales as shares of a group's RMS. The best one for a Gaussian is 0.335 (16 levels)."""
@@ -24,11 +24,7 @@ def encode(k: mx.array, v: mx.array) -> mx.array:
         ValueError: if the token count is not a multiple of 128 or the head size has no int4c form.
     """
     num_heads, num_tokens, head_dim = k.shape
-    if num_tokens % BLOCK_TOKENS or k.shape != v.shape:
-        raise ValueError(
-            f"keys {k.shape} and values {v.shape} must have one shape, whole {BLOCK_TOKENS}-token blocks"
-        )
-    layout = TileLayout(head_dim)
+    layout = layout_of_blocks(k, v)
     if num_tokens == 0:
         return mx.zeros((0, num_heads, layout.tile_words), dtype=mx.uint32)
     k, v = _blocks(k), _blocks(v)  # (NB, H, 128, D) float32
@@ -82,13 +78,7 @@ def unpack(tiles: mx.array, head_dim: int) -> TileParts:
     Raises:
         ValueError: if the last axis isn't the tile size of this head size.
     """
-    layout = TileLayout(head_dim)
-    if tiles.dtype != mx.uint32 or tiles.shape[-1] != layout.tile_words:
-        raise ValueError(
-            f"tiles {tiles.shape} {tiles.dtype} are not int4c tiles of head size {head_dim}: "
-            f"expected uint32 with {layout.tile_words} words"
-        )
-    return TileParts(tiles, layout)
+    return TileParts(tiles, layout_of_tiles(tiles, head_dim))
 
 
 def _quantize(x: mx.array, layout: TileLayout) -> tuple[mx.array, mx.array]:

@@ -80,6 +80,34 @@ class TileLayout:
         return 8 * self.tile_bytes / (2 * BLOCK_TOKENS * self.head_dim)
 
 
+def layout_of_blocks(k: mx.array, v: mx.array) -> TileLayout:
+    """The layout of the tiles that keys and values (num_kv_heads, tokens, head_dim) become.
+
+    Raises:
+        ValueError: if they are not whole blocks of one shape, or the head size has no int4c form.
+    """
+    if k.shape[1] % BLOCK_TOKENS or k.shape != v.shape:
+        raise ValueError(
+            f"keys {k.shape} and values {v.shape} must have one shape, whole {BLOCK_TOKENS}-token blocks"
+        )
+    return TileLayout(k.shape[2])
+
+
+def layout_of_tiles(tiles: mx.array, head_dim: int) -> TileLayout:
+    """The layout of tiles (num_blocks, num_kv_heads, tile_words) uint32.
+
+    Raises:
+        ValueError: if the last axis isn't the tile size of this head size.
+    """
+    layout = TileLayout(head_dim)
+    if tiles.dtype != mx.uint32 or tiles.shape[-1] != layout.tile_words:
+        raise ValueError(
+            f"tiles {tiles.shape} {tiles.dtype} are not int4c tiles of head size {head_dim}: "
+            f"expected uint32 with {layout.tile_words} words"
+        )
+    return layout
+
+
 @cache
 def rotation(head_dim: int) -> mx.array:
     """The orthonormal R of the int4c format, (head_dim, head_dim) float32: x' = x @ R, x = x' @ R.T.

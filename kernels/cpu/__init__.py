@@ -18,7 +18,7 @@ import numpy.typing as npt
 from kernels.cache_view import CacheView
 from kernels.cpu.build import BuildError
 from kernels.cpu.build import library as build_library
-from kernels.formats import BLOCK_TOKENS, TileLayout, rotation
+from kernels.formats import BLOCK_TOKENS, TileLayout, layout_of_blocks, layout_of_tiles, rotation
 
 _DTYPES = {mx.float32: 0, mx.float16: 1, mx.bfloat16: 2}
 
@@ -148,11 +148,7 @@ class Library:
     def encode(self, k: mx.array, v: mx.array) -> mx.array:
         """As `kernels.encode`."""
         num_heads, num_tokens, head_dim = k.shape
-        layout, num_blocks = TileLayout(head_dim), num_tokens // BLOCK_TOKENS
-        if num_tokens % BLOCK_TOKENS or k.shape != v.shape:
-            raise ValueError(
-                f"keys {k.shape} and values {v.shape} must have one shape, whole {BLOCK_TOKENS}-token blocks"
-            )
+        layout, num_blocks = layout_of_blocks(k, v), num_tokens // BLOCK_TOKENS
         k, v = _plain(k), _plain(v)
         tiles = mx.zeros((num_blocks, num_heads, layout.tile_words), dtype=mx.uint32)
         mx.eval(k, v, tiles)
@@ -163,12 +159,7 @@ class Library:
         self, tiles: mx.array, head_dim: int, dtype: mx.Dtype = mx.float32
     ) -> tuple[mx.array, mx.array]:
         """As `kernels.decode`."""
-        layout = TileLayout(head_dim)
-        if tiles.dtype != mx.uint32 or tiles.shape[-1] != layout.tile_words:
-            raise ValueError(
-                f"tiles {tiles.shape} {tiles.dtype} are not int4c tiles of head size {head_dim}: "
-                f"expected uint32 with {layout.tile_words} words"
-            )
+        layout_of_tiles(tiles, head_dim)
         num_blocks, num_heads = tiles.shape[:2]
         stored = dtype if dtype in _DTYPES else mx.float32
         k, v = (mx.zeros((num_heads, num_blocks * BLOCK_TOKENS, head_dim), dtype=stored) for _ in "kv")

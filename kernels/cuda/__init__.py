@@ -16,7 +16,7 @@ import mlx.core as mx
 from kernels.cache_view import CacheView
 from kernels.cuda import launch, plan
 from kernels.cuda.device import Device, available, device
-from kernels.formats import BLOCK_TOKENS, TileLayout
+from kernels.formats import BLOCK_TOKENS, layout_of_blocks, layout_of_tiles
 
 __all__ = ["available", "decode", "decode_attention", "encode", "to_canonical", "to_device_order"]
 
@@ -104,11 +104,7 @@ def encode(k: mx.array, v: mx.array) -> mx.array:
     an ulp of a code's edge, a group whose two best scales leave errors within an ulp of each other.
     """
     num_heads, num_tokens, head_dim = k.shape
-    if num_tokens % BLOCK_TOKENS or k.shape != v.shape:
-        raise ValueError(
-            f"keys {k.shape} and values {v.shape} must have one shape, whole {BLOCK_TOKENS}-token blocks"
-        )
-    layout, num_blocks = TileLayout(head_dim), num_tokens // BLOCK_TOKENS
+    layout, num_blocks = layout_of_blocks(k, v), num_tokens // BLOCK_TOKENS
     if not num_blocks:
         return mx.zeros((0, num_heads, layout.tile_words), dtype=mx.uint32)
     tiles: mx.array = launch.encode_kernel(head_dim, k.dtype)(
@@ -123,7 +119,8 @@ def encode(k: mx.array, v: mx.array) -> mx.array:
 
 def decode(tiles: mx.array, head_dim: int, dtype: mx.Dtype = mx.float32) -> tuple[mx.array, mx.array]:
     """As `kernels.decode`, from canonical tiles, in one launch."""
-    num_blocks, num_heads = _check(tiles, head_dim)
+    layout_of_tiles(tiles, head_dim)
+    num_blocks, num_heads = tiles.shape[:2]
     out = (num_heads, num_blocks * BLOCK_TOKENS, head_dim)
     if not num_blocks:
         return mx.zeros(out, dtype), mx.zeros(out, dtype)
@@ -148,7 +145,8 @@ def to_canonical(tiles: mx.array, head_dim: int) -> mx.array:
 
 
 def _reorder(tiles: mx.array, head_dim: int, to_device: bool) -> mx.array:
-    num_blocks, num_heads = _check(tiles, head_dim)
+    layout_of_tiles(tiles, head_dim)
+    num_blocks, num_heads = tiles.shape[:2]
     if not num_blocks:
         return tiles
     out: mx.array = launch.reorder_kernel(head_dim, to_device)(
@@ -159,13 +157,3 @@ def _reorder(tiles: mx.array, head_dim: int, to_device: bool) -> mx.array:
         output_dtypes=[mx.uint32],
     )[0]
     return out
-
-
-def _check(tiles: mx.array, head_dim: int) -> tuple[int, int]:
-    layout = TileLayout(head_dim)
-    if tiles.dtype != mx.uint32 or tiles.shape[-1] != layout.tile_words:
-        raise ValueError(
-            f"tiles {tiles.shape} {tiles.dtype} are not int4c tiles of head size {head_dim}: "
-            f"expected uint32 with {layout.tile_words} words"
-        )
-    return tiles.shape[0], tiles.shape[1]

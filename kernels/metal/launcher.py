@@ -17,7 +17,7 @@ import mlx.core as mx
 import numpy as np
 
 from kernels.cache_view import CacheView
-from kernels.formats import BLOCK_TOKENS, TileLayout, rotation
+from kernels.formats import BLOCK_TOKENS, layout_of_blocks, layout_of_tiles, rotation
 
 THREADS = 128
 """Threads of a `split` threadgroup: four simdgroups."""
@@ -158,12 +158,7 @@ class Launcher:
     def encode(self, k: mx.array, v: mx.array) -> mx.array:
         """As `kernels.encode`. One launch."""
         num_heads, num_tokens, head_dim = k.shape
-        layout = TileLayout(head_dim)
-        num_blocks = num_tokens // BLOCK_TOKENS
-        if num_tokens % BLOCK_TOKENS or k.shape != v.shape:
-            raise ValueError(
-                f"keys {k.shape} and values {v.shape} must have one shape, whole {BLOCK_TOKENS}-token blocks"
-            )
+        layout, num_blocks = layout_of_blocks(k, v), num_tokens // BLOCK_TOKENS
         if num_blocks == 0:
             return mx.zeros((0, num_heads, layout.tile_words), dtype=mx.uint32)
         tiles: mx.array
@@ -181,12 +176,7 @@ class Launcher:
         self, tiles: mx.array, head_dim: int, dtype: mx.Dtype = mx.float32
     ) -> tuple[mx.array, mx.array]:
         """As `kernels.decode`. One launch."""
-        layout = TileLayout(head_dim)
-        if tiles.dtype != mx.uint32 or tiles.shape[-1] != layout.tile_words:
-            raise ValueError(
-                f"tiles {tiles.shape} {tiles.dtype} are not int4c tiles of head size {head_dim}: "
-                f"expected uint32 with {layout.tile_words} words"
-            )
+        layout_of_tiles(tiles, head_dim)
         num_blocks, num_heads = tiles.shape[:2]
         shape = (num_heads, num_blocks * BLOCK_TOKENS, head_dim)
         if num_blocks == 0:
