@@ -90,10 +90,11 @@ class Engine:
         self._check_context(prompt, sampling)
         self._check_memory(prompt, sampling)
         prefix = Prefix(self.card.fingerprint, prompt.tokens[: prompt.document_end])
+        num_spare = self._num_spare(prompt, sampling)
         try:
-            cache, cached_tokens = self._restore(prefix, self._num_spare(prompt, sampling), reuse, report)
+            cache, cached_tokens = self._restore(prefix, num_spare, reuse, report)
             restored = time.perf_counter()
-            self._complete_prefix(cache, prefix, self._num_spare(prompt, sampling), reuse, report)
+            self._complete_prefix(cache, prefix, num_spare, reuse, report)
             logits = prefill_suffix(
                 self._model, cache, prompt.tokens[cache.num_tokens :], cached_tokens, report
             )
@@ -105,7 +106,7 @@ class Engine:
             raise
         done = time.perf_counter()
         cache.rewind(prefix.num_blocks)
-        return Output(
+        output = Output(
             text=answer.text.strip(),
             finish_reason=answer.finish_reason,
             usage=Usage(
@@ -122,6 +123,9 @@ class Engine:
             ),
             prefix=self._prefix_kind(prefix),
         )
+        if not reuse:
+            self._forget()
+        return output
 
     def count_tokens(self, documents: Sequence[Document], instruction: str) -> int:
         """How many tokens the whole prompt has."""

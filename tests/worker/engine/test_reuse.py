@@ -82,7 +82,8 @@ def test_a_document_that_is_a_shorter_cut_reuses_exact_blocks(model, store, docu
 def test_without_reuse_nothing_is_read_or_written(engine, store, document, answer):
     answer(engine, document(330), reuse=False)
     assert store.entries() == []
-    answer(engine, document(330))
+    assert answer(engine, document(330)).usage.cached_tokens == 0
+    assert len(store.entries()) == 2
     assert answer(engine, document(330), reuse=False).usage.cached_tokens == 0
 
 
