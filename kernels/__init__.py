@@ -7,15 +7,17 @@ import mlx.core as mx
 from kernels import cuda
 from kernels.cache_view import CacheView
 from kernels.dispatch import backend, cpu_library, disable_native, reads_device_order
-from kernels.formats import BLOCK_TOKENS, TileLayout
+from kernels.formats import BLOCK_TOKENS, FORMATS, Format, TileLayout
 
 MAX_QUERIES = 16
 """The most query tokens that one call of `decode_attention` takes."""
 
 __all__ = [
     "BLOCK_TOKENS",
+    "FORMATS",
     "MAX_QUERIES",
     "CacheView",
+    "Format",
     "TileLayout",
     "decode",
     "decode_attention",
@@ -44,7 +46,7 @@ def decode_attention(q: mx.array, view: CacheView, scale: float, sinks: mx.array
         ValueError: if a shape doesn't fit; the message names both sides.
     """
     _check(q, view)
-    return backend().decode_attention(q, view, scale, sinks).astype(q.dtype)
+    return backend(view.format).decode_attention(q, view, scale, sinks).astype(q.dtype)
 
 
 def prefill_attention(q: mx.array, k: mx.array, v: mx.array, scale: float) -> mx.array:
@@ -71,7 +73,7 @@ def prefill_attention(q: mx.array, k: mx.array, v: mx.array, scale: float) -> mx
     return mx.fast.scaled_dot_product_attention(q, k, v, scale=scale, mask="causal")
 
 
-def encode(k: mx.array, v: mx.array) -> mx.array:
+def encode(k: mx.array, v: mx.array, format: Format = "int4c") -> mx.array:
     """Encode whole blocks of keys (after RoPE) and values.
 
     Args:
@@ -81,12 +83,14 @@ def encode(k: mx.array, v: mx.array) -> mx.array:
         tiles: (num_blocks, num_kv_heads, tile_words) uint32, in the order that this device reads.
 
     Raises:
-        ValueError: if the token count is not a multiple of 128 or the head size has no int4c form.
+        ValueError: if the token count is not a multiple of 128 or the head size has no form in this format.
     """
-    return from_canonical(backend().encode(k, v), k.shape[-1])
+    return from_canonical(backend(format).encode(k, v, format), k.shape[-1], format)
 
 
-def decode(tiles: mx.array, head_dim: int, dtype: mx.Dtype = mx.float32) -> tuple[mx.array, mx.array]:
+def decode(
+    tiles: mx.array, head_dim: int, dtype: mx.Dtype = mx.float32, format: Format = "int4c"
+) -> tuple[mx.array, mx.array]:
     """Decode tiles, in the order that this device reads, to keys and values.
 
     Returns:
@@ -95,17 +99,17 @@ def decode(tiles: mx.array, head_dim: int, dtype: mx.Dtype = mx.float32) -> tupl
     Raises:
         ValueError: if the last axis isn't the tile size of this head size.
     """
-    return backend().decode(to_canonical(tiles, head_dim), head_dim, dtype)
+    return backend(format).decode(to_canonical(tiles, head_dim, format), head_dim, dtype, format)
 
 
-def from_canonical(tiles: mx.array, head_dim: int) -> mx.array:
+def from_canonical(tiles: mx.array, head_dim: int, format: Format = "int4c") -> mx.array:
     """Tiles as kernels/formats.py lays them out, in the order that this device reads; same shape and bits."""
-    return cuda.to_device_order(tiles, head_dim) if reads_device_order() else tiles
+    return cuda.to_device_order(tiles, head_dim, format) if reads_device_order(format) else tiles
 
 
-def to_canonical(tiles: mx.array, head_dim: int) -> mx.array:
+def to_canonical(tiles: mx.array, head_dim: int, format: Format = "int4c") -> mx.array:
     """The way back: tiles as every other device and the disk have them."""
-    return cuda.to_canonical(tiles, head_dim) if reads_device_order() else tiles
+    return cuda.to_canonical(tiles, head_dim, format) if reads_device_order(format) else tiles
 
 
 def _check_dense(q: mx.array, k: mx.array, v: mx.array) -> None:

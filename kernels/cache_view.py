@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
+from kernels.formats import Format
+
 
 @dataclass(frozen=True)
 class CacheView:
@@ -20,6 +22,7 @@ class CacheView:
         Sq tokens are the queries' own.
     window: a query sees only the newest `window` tokens, its own included; None for no limit. Only for
         a layer whose whole cache is its tail.
+    format: of the tiles.
     """
 
     sinks_k: mx.array
@@ -30,6 +33,7 @@ class CacheView:
     tail_v: mx.array
     tail_lengths: mx.array | None = None
     window: int | None = None
+    format: Format = "int4c"
 
 
 def tail_mask(view: CacheView, num_queries: int) -> mx.array:

@@ -8,6 +8,7 @@ import mlx.core as mx
 
 from kernels import cpu, cuda, metal, plain
 from kernels.cache_view import CacheView
+from kernels.formats import Format
 
 _native = True
 
@@ -15,17 +16,27 @@ _native = True
 class Backend(Protocol):
     """A module or object that has the codec and the attention. Its codec's tiles are canonical."""
 
-    def encode(self, k: mx.array, v: mx.array) -> mx.array: ...
+    FORMATS: tuple[Format, ...]
+    """What it has code for."""
 
-    def decode(self, tiles: mx.array, head_dim: int, dtype: mx.Dtype) -> tuple[mx.array, mx.array]: ...
+    def encode(self, k: mx.array, v: mx.array, format: Format) -> mx.array: ...
+
+    def decode(
+        self, tiles: mx.array, head_dim: int, dtype: mx.Dtype, format: Format
+    ) -> tuple[mx.array, mx.array]: ...
 
     def decode_attention(
         self, q: mx.array, view: CacheView, scale: float, sinks: mx.array | None
     ) -> mx.array: ...
 
 
-def backend() -> Backend:
-    """The backend of MLX's default device."""
+def backend(format: Format = "int4c") -> Backend:
+    """The backend of MLX's default device, or the plain one for a format that it has no code for."""
+    native = _native_backend()
+    return native if native and format in native.FORMATS else plain
+
+
+def _native_backend() -> Backend | None:
     if library := cpu_library():
         return library
     if _native and mx.default_device() != mx.Device(mx.cpu):
@@ -33,7 +44,7 @@ def backend() -> Backend:
             return cuda
         if metal.available():
             return metal
-    return plain
+    return None
 
 
 def cpu_library() -> cpu.Library | None:
@@ -41,9 +52,9 @@ def cpu_library() -> cpu.Library | None:
     return cpu.library() if _native and mx.default_device() == mx.Device(mx.cpu) else None
 
 
-def reads_device_order() -> bool:
+def reads_device_order(format: Format = "int4c") -> bool:
     """Whether attention wants tiles in an order of its own."""
-    return backend() is cuda
+    return backend(format) is cuda
 
 
 def disable_native() -> None:

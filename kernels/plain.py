@@ -7,8 +7,9 @@ import mlx.core as mx
 from kernels import reference, unfused
 from kernels.cache_view import CacheView
 from kernels.codec import decode, encode
+from kernels.formats import FORMATS
 
-__all__ = ["decode", "decode_attention", "encode"]
+__all__ = ["FORMATS", "decode", "decode_attention", "encode"]
 
 
 def decode_attention(q: mx.array, view: CacheView, scale: float, sinks: mx.array | None = None) -> mx.array:

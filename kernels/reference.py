@@ -17,7 +17,7 @@ def decode_attention(q: mx.array, view: CacheView, scale: float, sinks: mx.array
         (B, num_q_heads, Sq, head_dim) float32.
     """
     batch, _, num_queries, head_dim = q.shape
-    shared_k, shared_v = decode(view.tiles[: view.num_blocks], head_dim)
+    shared_k, shared_v = decode(view.tiles[: view.num_blocks], head_dim, format=view.format)
     k = _tokens(view.sinks_k, shared_k, view.tail_k)  # (B, Hkv, 1, T, D)
     v = _tokens(view.sinks_v, shared_v, view.tail_v)
     num_kv_heads = k.shape[1]

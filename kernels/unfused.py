@@ -1,7 +1,7 @@
-"""Decode attention from int4c tiles with MLX's own quantised matmul: right everywhere, fused nowhere.
+"""Decode attention from tiles with MLX's own quantised matmul: right everywhere, fused nowhere.
 
-(c − 7.5)·s is MLX's affine form with bias −7.5·s, so `mx.quantized_matmul` reads the codes as they are.
-Each block is a split; one softmax over all of them and the dense ends is their combine. Arithmetic is
+(c − midrise)·s is MLX's affine form with bias −midrise·s, so `mx.quantized_matmul` reads the codes as they
+are. Each block is a split; one softmax over all of them and the dense ends is their combine. Arithmetic is
 float32, since −7.5·s isn't a float16 number.
 """
 
@@ -11,7 +11,7 @@ import mlx.core as mx
 
 from kernels.cache_view import CacheView, tail_mask
 from kernels.codec import TileParts, unpack
-from kernels.formats import BLOCK_TOKENS, MIDRISE, TileLayout, rotation
+from kernels.formats import BLOCK_TOKENS, TileLayout, rotation
 
 _MLX_GROUP_SIZES = (32, 64, 128)
 
@@ -41,7 +41,7 @@ def decode_attention(q: mx.array, view: CacheView, scale: float, sinks: mx.array
     tail_scores = mx.where(visible, tail_scores, -mx.inf)
     scores = [shared @ view.sinks_k.astype(mx.float32).swapaxes(-1, -2), by_row(tail_scores)]
     if nb:
-        parts = unpack(view.tiles[:nb], head_dim)
+        parts = unpack(view.tiles[:nb], head_dim, view.format)
         scores.append(_block_scores(shared, parts))
     if sinks is not None:
         logits = mx.repeat(sinks.astype(mx.float32).reshape(num_kv_heads, group), num_queries, axis=1)
@@ -63,32 +63,32 @@ def decode_attention(q: mx.array, view: CacheView, scale: float, sinks: mx.array
 
 def _block_scores(rows: mx.array, parts: TileParts) -> mx.array:
     """(Hkv, R, D) scaled queries → their scores over all blocks, (Hkv, R, NB * 128)."""
-    nb, head_dim = parts.k_codes.shape[0], rows.shape[-1]
-    scales = parts.k_scales.astype(mx.float32)
+    layout, nb = parts.layout, parts.k_codes.shape[0]
+    turned = rows @ rotation(layout.head_dim) if layout.rotated else rows
     scores = mx.quantized_matmul(
-        mx.broadcast_to((rows @ rotation(head_dim))[None], (nb, *rows.shape)),
+        mx.broadcast_to(turned[None], (nb, *rows.shape)),
         parts.k_codes,
-        scales,
-        scales * -MIDRISE,
+        parts.k_scales,
+        parts.k_biases,
         transpose=True,
-        group_size=TileLayout(head_dim).group_size,
-        bits=4,
+        group_size=layout.group_size,
+        bits=layout.k_bits,
     )  # (NB, Hkv, R, 128)
-    scores = scores + rows @ parts.k_mean.astype(mx.float32)[..., None]
+    if layout.rotated:
+        scores = scores + rows @ parts.k_mean.astype(mx.float32)[..., None]
     return scores.transpose(1, 2, 0, 3).reshape(*rows.shape[:2], -1)
 
 
 def _weighted_values(weights: mx.array, parts: TileParts) -> mx.array:
     """(Hkv, R, NB * 128) weights → (Hkv, R, D), the values' rotation undone."""
-    nb, _, _, packed = parts.v_codes.shape
-    scales = parts.v_scales.astype(mx.float32)
+    layout, nb = parts.layout, parts.v_codes.shape[0]
     out = mx.quantized_matmul(
         weights.reshape(*weights.shape[:2], nb, BLOCK_TOKENS).transpose(2, 0, 1, 3),
         parts.v_codes,
-        scales,
-        scales * -MIDRISE,
+        parts.v_scales,
+        parts.v_biases,
         transpose=False,
-        group_size=TileLayout(packed * 8).group_size,
-        bits=4,
-    )  # (NB, Hkv, R, D)
-    return out.sum(axis=0) @ rotation(packed * 8).T
+        group_size=layout.group_size,
+        bits=layout.v_bits,
+    ).sum(axis=0)  # (NB, Hkv, R, D) summed over blocks
+    return out @ rotation(layout.head_dim).T if layout.rotated else out

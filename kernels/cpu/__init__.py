@@ -18,7 +18,7 @@ import numpy.typing as npt
 from kernels.cache_view import CacheView
 from kernels.cpu.build import BuildError
 from kernels.cpu.build import library as build_library
-from kernels.formats import BLOCK_TOKENS, TileLayout, layout_of_blocks, layout_of_tiles, rotation
+from kernels.formats import BLOCK_TOKENS, Format, TileLayout, layout_of_blocks, layout_of_tiles, rotation
 
 _DTYPES = {mx.float32: 0, mx.float16: 1, mx.bfloat16: 2}
 
@@ -58,6 +58,8 @@ class _Recode(ctypes.Structure):
 
 class Library:
     """The loaded library with the instruction set and the number of threads that its calls take."""
+
+    FORMATS: tuple[Format, ...] = ("int4c",)
 
     def __init__(self, path: str | os.PathLike[str], threads: int | None = None, isa: str = "") -> None:
         """
@@ -145,10 +147,10 @@ class Library:
         """Whether `prefill_attention` has code for these: one sequence in float32, whole vectors."""
         return q.shape[0] == 1 and q.shape[3] % 16 == 0 and {q.dtype, k.dtype, v.dtype} == {mx.float32}
 
-    def encode(self, k: mx.array, v: mx.array) -> mx.array:
+    def encode(self, k: mx.array, v: mx.array, format: Format = "int4c") -> mx.array:
         """As `kernels.encode`."""
         num_heads, num_tokens, head_dim = k.shape
-        layout, num_blocks = layout_of_blocks(k, v), num_tokens // BLOCK_TOKENS
+        layout, num_blocks = layout_of_blocks(k, v, format), num_tokens // BLOCK_TOKENS
         k, v = _plain(k), _plain(v)
         tiles = mx.zeros((num_blocks, num_heads, layout.tile_words), dtype=mx.uint32)
         mx.eval(k, v, tiles)
@@ -156,10 +158,10 @@ class Library:
         return tiles
 
     def decode(
-        self, tiles: mx.array, head_dim: int, dtype: mx.Dtype = mx.float32
+        self, tiles: mx.array, head_dim: int, dtype: mx.Dtype = mx.float32, format: Format = "int4c"
     ) -> tuple[mx.array, mx.array]:
         """As `kernels.decode`."""
-        layout_of_tiles(tiles, head_dim)
+        layout_of_tiles(tiles, head_dim, format)
         num_blocks, num_heads = tiles.shape[:2]
         stored = dtype if dtype in _DTYPES else mx.float32
         k, v = (mx.zeros((num_heads, num_blocks * BLOCK_TOKENS, head_dim), dtype=stored) for _ in "kv")

@@ -16,9 +16,11 @@ import mlx.core as mx
 from kernels.cache_view import CacheView
 from kernels.cuda import launch, plan
 from kernels.cuda.device import Device, available, device
-from kernels.formats import BLOCK_TOKENS, layout_of_blocks, layout_of_tiles
+from kernels.formats import BLOCK_TOKENS, Format, layout_of_blocks, layout_of_tiles
 
-__all__ = ["available", "decode", "decode_attention", "encode", "to_canonical", "to_device_order"]
+__all__ = ["FORMATS", "available", "decode", "decode_attention", "encode", "to_canonical", "to_device_order"]
+
+FORMATS: tuple[Format, ...] = ("int4c",)
 
 
 def decode_attention(q: mx.array, view: CacheView, scale: float, sinks: mx.array | None = None) -> mx.array:
@@ -97,14 +99,14 @@ def _plan(
     )
 
 
-def encode(k: mx.array, v: mx.array) -> mx.array:
+def encode(k: mx.array, v: mx.array, format: Format = "int4c") -> mx.array:
     """As `kernels.encode`, canonical tiles, in one launch.
 
     The codes are those of kernels/codec.py except where float32 rounds two sums differently: a value within
     an ulp of a code's edge, a group whose two best scales leave errors within an ulp of each other.
     """
     num_heads, num_tokens, head_dim = k.shape
-    layout, num_blocks = layout_of_blocks(k, v), num_tokens // BLOCK_TOKENS
+    layout, num_blocks = layout_of_blocks(k, v, format), num_tokens // BLOCK_TOKENS
     if not num_blocks:
         return mx.zeros((0, num_heads, layout.tile_words), dtype=mx.uint32)
     tiles: mx.array = launch.encode_kernel(head_dim, k.dtype)(
@@ -117,9 +119,11 @@ def encode(k: mx.array, v: mx.array) -> mx.array:
     return tiles
 
 
-def decode(tiles: mx.array, head_dim: int, dtype: mx.Dtype = mx.float32) -> tuple[mx.array, mx.array]:
+def decode(
+    tiles: mx.array, head_dim: int, dtype: mx.Dtype = mx.float32, format: Format = "int4c"
+) -> tuple[mx.array, mx.array]:
     """As `kernels.decode`, from canonical tiles, in one launch."""
-    layout_of_tiles(tiles, head_dim)
+    layout_of_tiles(tiles, head_dim, format)
     num_blocks, num_heads = tiles.shape[:2]
     out = (num_heads, num_blocks * BLOCK_TOKENS, head_dim)
     if not num_blocks:
@@ -134,18 +138,18 @@ def decode(tiles: mx.array, head_dim: int, dtype: mx.Dtype = mx.float32) -> tupl
     return k, v
 
 
-def to_device_order(tiles: mx.array, head_dim: int) -> mx.array:
+def to_device_order(tiles: mx.array, head_dim: int, format: Format = "int4c") -> mx.array:
     """Canonical tiles (num_blocks, num_kv_heads, tile_words) → the same words' bits in device order."""
-    return _reorder(tiles, head_dim, True)
+    return _reorder(tiles, head_dim, format, True)
 
 
-def to_canonical(tiles: mx.array, head_dim: int) -> mx.array:
+def to_canonical(tiles: mx.array, head_dim: int, format: Format = "int4c") -> mx.array:
     """The inverse of `to_device_order`, bit for bit."""
-    return _reorder(tiles, head_dim, False)
+    return _reorder(tiles, head_dim, format, False)
 
 
-def _reorder(tiles: mx.array, head_dim: int, to_device: bool) -> mx.array:
-    layout_of_tiles(tiles, head_dim)
+def _reorder(tiles: mx.array, head_dim: int, format: Format, to_device: bool) -> mx.array:
+    layout_of_tiles(tiles, head_dim, format)
     num_blocks, num_heads = tiles.shape[:2]
     if not num_blocks:
         return tiles

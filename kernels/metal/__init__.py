@@ -10,9 +10,12 @@ from functools import cache
 import mlx.core as mx
 
 from kernels.cache_view import CacheView
+from kernels.formats import Format
 from kernels.metal.launcher import Launcher, Plan
 
-__all__ = ["Launcher", "Plan", "available", "decode", "decode_attention", "encode"]
+__all__ = ["FORMATS", "Launcher", "Plan", "available", "decode", "decode_attention", "encode"]
+
+FORMATS: tuple[Format, ...] = ("int4c",)
 
 
 def available() -> bool:
@@ -30,11 +33,13 @@ def decode_attention(q: mx.array, view: CacheView, scale: float, sinks: mx.array
     return _launcher().decode_attention(q, view, scale, sinks)
 
 
-def encode(k: mx.array, v: mx.array) -> mx.array:
+def encode(k: mx.array, v: mx.array, format: Format = "int4c") -> mx.array:
     """As `kernels.encode`."""
-    return _launcher().encode(k, v)
+    return _launcher().encode(k, v, format)
 
 
-def decode(tiles: mx.array, head_dim: int, dtype: mx.Dtype = mx.float32) -> tuple[mx.array, mx.array]:
+def decode(
+    tiles: mx.array, head_dim: int, dtype: mx.Dtype = mx.float32, format: Format = "int4c"
+) -> tuple[mx.array, mx.array]:
     """As `kernels.decode`."""
-    return _launcher().decode(tiles, head_dim, dtype)
+    return _launcher().decode(tiles, head_dim, dtype, format)

@@ -17,7 +17,7 @@ import mlx.core as mx
 import numpy as np
 
 from kernels.cache_view import CacheView
-from kernels.formats import BLOCK_TOKENS, layout_of_blocks, layout_of_tiles, rotation
+from kernels.formats import BLOCK_TOKENS, Format, layout_of_blocks, layout_of_tiles, rotation
 
 THREADS = 128
 """Threads of a `split` threadgroup: four simdgroups."""
@@ -155,10 +155,10 @@ class Launcher:
         )
         return out
 
-    def encode(self, k: mx.array, v: mx.array) -> mx.array:
+    def encode(self, k: mx.array, v: mx.array, format: Format = "int4c") -> mx.array:
         """As `kernels.encode`. One launch."""
         num_heads, num_tokens, head_dim = k.shape
-        layout, num_blocks = layout_of_blocks(k, v), num_tokens // BLOCK_TOKENS
+        layout, num_blocks = layout_of_blocks(k, v, format), num_tokens // BLOCK_TOKENS
         if num_blocks == 0:
             return mx.zeros((0, num_heads, layout.tile_words), dtype=mx.uint32)
         tiles: mx.array
@@ -173,10 +173,10 @@ class Launcher:
         return tiles
 
     def decode(
-        self, tiles: mx.array, head_dim: int, dtype: mx.Dtype = mx.float32
+        self, tiles: mx.array, head_dim: int, dtype: mx.Dtype = mx.float32, format: Format = "int4c"
     ) -> tuple[mx.array, mx.array]:
         """As `kernels.decode`. One launch."""
-        layout_of_tiles(tiles, head_dim)
+        layout_of_tiles(tiles, head_dim, format)
         num_blocks, num_heads = tiles.shape[:2]
         shape = (num_heads, num_blocks * BLOCK_TOKENS, head_dim)
         if num_blocks == 0:

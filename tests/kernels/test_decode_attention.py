@@ -7,13 +7,13 @@ import pytest
 from attention_cases import make_view, queries
 
 import kernels
-from kernels import BLOCK_TOKENS, CacheView, from_canonical, reference, unfused
+from kernels import BLOCK_TOKENS, FORMATS, CacheView, from_canonical, reference, unfused
 from kernels.codec import decode, encode
 
 
 def decode_attention(q, view, scale, sinks=None):
     """The public function on a canonical view: the tiles are put into the order that this device reads."""
-    ordered = replace(view, tiles=from_canonical(view.tiles, view.tail_k.shape[-1]))
+    ordered = replace(view, tiles=from_canonical(view.tiles, view.tail_k.shape[-1], view.format))
     return kernels.decode_attention(q, ordered, scale, sinks)
 
 
@@ -33,6 +33,14 @@ def assert_close(q, view, scale, sinks=None):
 def test_it_agrees_with_the_reference(head_dim, group, num_queries):
     view = make_view(3, head_dim=head_dim, spare=2)
     assert_close(queries(2 * group, num_queries, head_dim), view, head_dim**-0.5)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])
+def test_every_format(format, head_dim, dtype):
+    view = make_view(3, head_dim=head_dim, spare=2, dtype=dtype, batch=2, format=format)
+    assert_close(queries(8, 3, head_dim, dtype, batch=2), view, head_dim**-0.5)
 
 
 @pytest.mark.parametrize("num_blocks", [0, 1, 257])
