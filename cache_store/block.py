@@ -35,7 +35,7 @@ from cache_store.header import (
 from cache_store.key import KEY_BYTES, BlockKey, TokenIds
 
 # Read, then hash, in pieces that stay in a core's cache.
-_PIECE_BYTES = 256 << 10
+_PIECE_BYTES = 512 << 10
 
 
 @dataclass(frozen=True)
@@ -134,39 +134,53 @@ def read_payload(fd: int, header: Header, into: Sequence[memoryview]) -> None:
 
     The buffers' contents are undefined after BadBlock.
     """
-    path, table = header.path, header.table
-    wanted, found = [view.nbytes for view in into], table["size"].tolist()
+    path, layout = header.path, header.layout
+    wanted, found = [view.nbytes for view in into], [section.num_bytes for section in layout.sections]
     if wanted != found:
         raise BadBlock(path, "section sizes", wanted, found)
-    digests = [xxhash.xxh3_64() for _ in into]
-    gap = bytearray()
-    batch: list[tuple[memoryview, Any]] = []
+    told = header.table["xxh3"].tolist()
+    batch: list[memoryview] = []
+    gaps: list[memoryview] = []
+    whole: list[int] = []
     position = read_from = header.prelude.payload_offset
 
+    def check(index: int, checksum: int) -> None:
+        if checksum != told[index]:
+            what = f"checksum of section {layout.sections[index].name}"
+            raise BadBlock(path, what, f"{told[index]:016x}", f"{checksum:016x}")
+
     def flush() -> None:
+        """Read the batch, and check the sections that it completes."""
         nonlocal read_from
-        count = read_at(fd, [view for view, _ in batch], read_from)
+        count = read_at(fd, batch, read_from)
         if count != position - read_from:
             raise BadBlock(path, "file size", position, read_from + count)
-        for view, digest in batch:
-            digest.update(view) if digest else gap.extend(view)
+        for index in whole:
+            check(index, xxhash.xxh3_64_intdigest(into[index]))
+        if any(map(any, gaps)):
+            raise BadBlock(path, "gaps between sections", "zeros", "other bytes")
         read_from = position
-        batch.clear()
+        for done in (batch, gaps, whole):
+            done.clear()
 
-    for view, offset, digest in zip(into, table["offset"].tolist(), digests, strict=True):
+    for index, (view, offset) in enumerate(zip(into, layout.offsets, strict=True)):
         if offset > position:
-            batch.append((memoryview(bytearray(offset - position)), None))
+            gaps.append(memoryview(bytearray(offset - position)))
+            batch.append(gaps[-1])
             position = offset
-        for start in range(0, view.nbytes, _PIECE_BYTES):
-            piece = view[start : start + _PIECE_BYTES]
-            batch.append((piece, digest))
-            position += piece.nbytes
+        if view.nbytes <= _PIECE_BYTES:
+            batch.append(view)
+            whole.append(index)
+            position += view.nbytes
             if position - read_from >= _PIECE_BYTES:
                 flush()
+            continue
+        digest = xxhash.xxh3_64()
+        for start in range(0, view.nbytes, _PIECE_BYTES):
+            piece = view[start : start + _PIECE_BYTES]
+            batch.append(piece)
+            position += piece.nbytes
+            flush()
+            digest.update(piece)
+        check(index, digest.intdigest())
     flush()
-    if any(gap):
-        raise BadBlock(path, "gaps between sections", "zeros", "other bytes")
-    for index, (told, digest) in enumerate(zip(table["xxh3"].tolist(), digests, strict=True)):
-        if digest.intdigest() != told:
-            name = bytes(table["name"][index]).decode(errors="replace")
-            raise BadBlock(path, f"checksum of section {name}", f"{told:016x}", digest.hexdigest())

@@ -12,7 +12,7 @@ import stat
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +70,14 @@ class SectionInfo:
 
 
 @dataclass(frozen=True)
+class Layout:
+    """A block's sections and where each begins in the file."""
+
+    sections: tuple[SectionInfo, ...]
+    offsets: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Prelude:
     """The first 128 bytes: enough for the index."""
 
@@ -117,58 +125,83 @@ class Header:
 
     @cached_property
     def table(self) -> npt.NDArray[Any]:
-        """The section rows (ROW), checked against the file: in order, aligned, inside, shapes agreeing."""
+        """The section rows (ROW); what `layout` says of them is checked, their checksums are only told."""
         prelude = self.prelude
-        rows = np.frombuffer(self.raw, ROW, prelude.num_sections, PRELUDE_BYTES + 4 * prelude.num_tokens)
-        end = prelude.payload_offset + prelude.payload_bytes
-        if not (np.all(rows["size"] <= prelude.payload_bytes) and np.all(rows["offset"] <= end)):
-            raise BadBlock(self.path, "section offsets and sizes", f"inside {end} bytes", "beyond")
-        ends = rows["offset"] + rows["size"]  # cannot wrap: both are below the file's size
-        starts = np.concatenate([[np.uint64(prelude.payload_offset)], ends])
-        aligned = (
-            (starts[:-1] + np.uint64(SECTION_ALIGN - 1))
-            // np.uint64(SECTION_ALIGN)
-            * np.uint64(SECTION_ALIGN)
-        )
-        if not np.array_equal(rows["offset"], aligned):
-            raise BadBlock(self.path, "section offsets", aligned.tolist()[:8], rows["offset"].tolist()[:8])
-        if int(starts[-1]) != end:
-            raise BadBlock(self.path, "end of the last section", end, int(starts[-1]))
-        item_bytes = np.array([_ITEM_BYTES.get(name, 0) for name in rows["dtype"].tolist()], float)
-        in_use = np.arange(MAX_DIMS) < rows["num_dims"][:, None]
-        # float64 holds every product below 2**53 exactly; a larger one exceeds any size that got here.
-        sizes = item_bytes * np.prod(np.where(in_use, rows["shape"], 1).astype(float), axis=1)
-        if not (
-            np.array_equal(sizes, rows["size"].astype(float))
-            and np.all(item_bytes)
-            and not np.any(rows["reserved"])
-        ):
-            raise BadBlock(self.path, "section sizes", "dtype and shape to agree with size", "they do not")
-        if np.any(rows["num_dims"] > MAX_DIMS) or np.any(rows["shape"][~in_use]):
-            raise BadBlock(
-                self.path, "section shape", f"at most {MAX_DIMS} dimensions, the rest zero", "more"
-            )
-        return rows
+        return np.frombuffer(self.raw, ROW, prelude.num_sections, PRELUDE_BYTES + 4 * prelude.num_tokens)
+
+    @cached_property
+    def layout(self) -> Layout:
+        """Where the sections lie, checked against the file: in order, aligned, inside, shapes agreeing."""
+        rows = self.table.copy()
+        rows["xxh3"] = 0
+        try:
+            return _layout(rows.tobytes(), self.prelude.payload_offset, self.prelude.payload_bytes)
+        except _BadTable as error:
+            raise BadBlock(self.path, *error.args) from error
 
     @cached_property
     def info(self) -> BlockInfo:
         prelude = self.prelude
         try:
-            # By columns: rows of a structured array cost ten times as much.
-            names, dtypes, num_dims, _, shapes, _, sizes, _ = (self.table[field].tolist() for field in FIELDS)
-            sections = tuple(
-                SectionInfo(name.decode(), dtype.decode(), tuple(shape[:dims]), size)
-                for name, dtype, dims, shape, size in zip(names, dtypes, num_dims, shapes, sizes, strict=True)
-            )
             meta = json.loads(self.raw[prelude.header_bytes - prelude.meta_bytes : prelude.header_bytes])
         except (ValueError, RecursionError) as error:  # JSON and UTF-8 errors are ValueErrors
-            raise BadBlock(self.path, "names and metadata", "UTF-8 and JSON", error) from error
+            raise BadBlock(self.path, "metadata", "UTF-8 and JSON", error) from error
         if not isinstance(meta, dict):
             raise BadBlock(self.path, "metadata", "a JSON object", type(meta).__name__)
         file_bytes = prelude.payload_offset + prelude.payload_bytes
         return BlockInfo(
-            prelude.key, prelude.parent, prelude.exact, self.token_ids, meta, sections, file_bytes
+            prelude.key,
+            prelude.parent,
+            prelude.exact,
+            self.token_ids,
+            meta,
+            self.layout.sections,
+            file_bytes,
         )
+
+
+class _BadTable(ValueError):
+    """What of a section table is wrong, what was expected, what was found."""
+
+
+# The blocks of a model differ in checksums alone: checking each table anew would be a fifth of a restore.
+@lru_cache(maxsize=8)
+def _layout(table: bytes, payload_offset: int, payload_bytes: int) -> Layout:
+    rows = np.frombuffer(table, ROW)
+    end = payload_offset + payload_bytes
+    if not (np.all(rows["size"] <= payload_bytes) and np.all(rows["offset"] <= end)):
+        raise _BadTable("section offsets and sizes", f"inside {end} bytes", "beyond")
+    ends = rows["offset"] + rows["size"]  # cannot wrap: both are below the file's size
+    starts = np.concatenate([[np.uint64(payload_offset)], ends])
+    aligned = (
+        (starts[:-1] + np.uint64(SECTION_ALIGN - 1)) // np.uint64(SECTION_ALIGN) * np.uint64(SECTION_ALIGN)
+    )
+    if not np.array_equal(rows["offset"], aligned):
+        raise _BadTable("section offsets", aligned.tolist()[:8], rows["offset"].tolist()[:8])
+    if int(starts[-1]) != end:
+        raise _BadTable("end of the last section", end, int(starts[-1]))
+    item_bytes = np.array([_ITEM_BYTES.get(name, 0) for name in rows["dtype"].tolist()], float)
+    in_use = np.arange(MAX_DIMS) < rows["num_dims"][:, None]
+    # float64 holds every product below 2**53 exactly; a larger one exceeds any size that got here.
+    sizes = item_bytes * np.prod(np.where(in_use, rows["shape"], 1).astype(float), axis=1)
+    if not (
+        np.array_equal(sizes, rows["size"].astype(float))
+        and np.all(item_bytes)
+        and not np.any(rows["reserved"])
+    ):
+        raise _BadTable("section sizes", "dtype and shape to agree with size", "they do not")
+    if np.any(rows["num_dims"] > MAX_DIMS) or np.any(rows["shape"][~in_use]):
+        raise _BadTable("section shape", f"at most {MAX_DIMS} dimensions, the rest zero", "more")
+    # By columns: rows of a structured array cost ten times as much.
+    names, dtypes, num_dims, _, shapes, offsets, sizes, _ = (rows[field].tolist() for field in FIELDS)
+    try:
+        sections = tuple(
+            SectionInfo(name.decode(), dtype.decode(), tuple(shape[:dims]), size)
+            for name, dtype, dims, shape, size in zip(names, dtypes, num_dims, shapes, sizes, strict=True)
+        )
+    except UnicodeDecodeError as error:
+        raise _BadTable("section names", "UTF-8", error) from error
+    return Layout(sections, tuple(offsets))
 
 
 def parse_prelude(path: Path, raw: bytes, file_bytes: int) -> Prelude:
