@@ -6,8 +6,9 @@ Every row is a chain of calls evaluated together, each call's queries the last o
 that rotate so that none is found in a processor's own memory. *_wall_ms is that chain's time per call. Where
 PyTorch is at hand on an NVIDIA machine, its profiler gives the sum of a call's kernel times, which *_ms
 holds; elsewhere *_ms is wall time too. floor_ms: the bytes of K and V over the bandwidth of a copy measured
-here. error: the largest difference from float32 on the same codes, over the largest value. rows: query rows
-per KV head, batch rows over one prefix among them. Prints a table and one JSON line; the line is kept in
+here. error: the largest difference from float32 on the same codes, over the largest value. scratch_bytes: the
+most memory that one call took beside the cache, its own result included. rows: query rows per KV head, batch
+rows over one prefix among them. Prints a table and one JSON line; the line is kept in
 bench/results/decode_attention.<device>.json.
 """
 
@@ -23,7 +24,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ import mlx.core as mx
 from mlx_lm.models.base import quantized_scaled_dot_product_attention
 
 import kernels
-from kernels import BLOCK_TOKENS, CacheView, TileLayout, cuda, reference
+from kernels import BLOCK_TOKENS, FORMATS, CacheView, Format, TileLayout, cuda, reference
 
 ROOT = Path(__file__).parents[1]
 TOKENS = [1024, 4096, 16384, 65536, 131072, 524288, 1048576]
@@ -53,6 +54,7 @@ class Case:
     num_kv_heads: int
     head_dim: int
     batch: int = 1
+    format: Format = "int4c"
 
     @property
     def rows(self) -> int:
@@ -61,7 +63,7 @@ class Case:
     @property
     def tile_bytes(self) -> int:
         blocks = (self.num_tokens - NUM_SINKS - NUM_TAIL) // BLOCK_TOKENS
-        return blocks * self.num_kv_heads * TileLayout(self.head_dim).tile_bytes
+        return blocks * self.num_kv_heads * TileLayout(self.head_dim, self.format).tile_bytes
 
     @property
     def dense_bytes(self) -> int:
@@ -69,13 +71,14 @@ class Case:
 
 
 def cases(tokens: list[int]) -> list[Case]:
-    """Lengths for two common shapes; at 128K, or the longest asked for, other shapes and row counts."""
+    """Lengths for two common shapes; at 128K, or the longest asked for, other shapes, rows and formats."""
     long = 131072 if 131072 in tokens else max(tokens)
     rows = [Case(t, q, 8, 128) for t in tokens for q in (64, 32)]
     rows += [Case(long, 8, 8, 128)]
     rows += [Case(long, 64, 8, 128, batch) for batch in (2, 4, 8)]
     rows += [Case(long, 32, 8, head_dim) for head_dim in (64, 80, 96, 112, 192, 256)]
     rows += [Case(long, 64, 8, 64), Case(long, 64, 8, 64, 4), Case(long, 32, 8, 256, 4)]
+    rows += [Case(long, 32, 8, 128, format=f) for f in FORMATS if f != "int4c"]
     return rows
 
 
@@ -89,10 +92,12 @@ def make_view(case: Case) -> CacheView:
     few = min(8, num_blocks)
     k = dense(case.num_kv_heads, few * BLOCK_TOKENS)
     v = dense(case.num_kv_heads, few * BLOCK_TOKENS)
-    tiles = kernels.encode(k, v)
+    tiles = kernels.encode(k, v, case.format)
     tiles = mx.contiguous(mx.concatenate([tiles] * -(-num_blocks // few))[:num_blocks])
     sinks, tail = (case.num_kv_heads, NUM_SINKS), (case.batch, case.num_kv_heads, NUM_TAIL)
-    view = CacheView(dense(*sinks), dense(*sinks), tiles, num_blocks, dense(*tail), dense(*tail))
+    view = CacheView(
+        dense(*sinks), dense(*sinks), tiles, num_blocks, dense(*tail), dense(*tail), format=case.format
+    )
     mx.eval(view.tiles, view.sinks_k, view.sinks_v, view.tail_k, view.tail_v)
     return view
 
@@ -103,10 +108,20 @@ def ours(q: mx.array, view: CacheView, scale: float) -> mx.array:
 
 def error(case: Case, view: CacheView, q: mx.array) -> float:
     out = ours(q, view, case.head_dim**-0.5).astype(mx.float32)
-    tiles = kernels.to_canonical(view.tiles, case.head_dim)
-    canonical = CacheView(view.sinks_k, view.sinks_v, tiles, view.num_blocks, view.tail_k, view.tail_v)
+    tiles = kernels.to_canonical(view.tiles, case.head_dim, case.format)
+    canonical = replace(view, tiles=tiles)
     truth = reference.decode_attention(q, canonical, case.head_dim**-0.5)
     return float(mx.abs(out - truth).max() / mx.abs(truth).max())
+
+
+def scratch_bytes(case: Case, view: CacheView, q: mx.array) -> int:
+    mx.synchronize()
+    mx.clear_cache()
+    mx.reset_peak_memory()
+    before = mx.get_active_memory()
+    mx.eval(ours(q, view, case.head_dim**-0.5))
+    mx.synchronize()
+    return max(0, mx.get_peak_memory() - before)
 
 
 class Clock:
@@ -183,7 +198,7 @@ def measure(case: Case, clock: Clock, bandwidth: float, memory: float, kernels_o
         "num_kv_heads": case.num_kv_heads,
         "head_dim": head_dim,
         "rows": case.rows,
-        "format": "int4c",
+        "format": case.format,
     }
 
     def step(i: int, x: mx.array) -> mx.array:
@@ -195,10 +210,11 @@ def measure(case: Case, clock: Clock, bandwidth: float, memory: float, kernels_o
     row["floor_ms"] = (case.tile_bytes + dense) / bandwidth * 1e3
     # float32 K and V and as much again for scores and transposes
     row["error"] = error(case, views[0], q) if 6 * case.dense_bytes < memory else None
+    row["scratch_bytes"] = scratch_bytes(case, views[0], q)
     views.clear()
     mx.clear_cache()
     others = dict.fromkeys(("mlx_sdpa_fp16", "mlx_lm_quantized", "dequantize_sdpa"))
-    if not kernels_only and 8 * case.dense_bytes < memory:
+    if not kernels_only and case.format == "int4c" and 8 * case.dense_bytes < memory:
         others = beside(case, clock)
     for name, times in others.items():
         row[f"{name}_ms"], row[f"{name}_wall_ms"] = times or (None, None)
@@ -316,9 +332,9 @@ def main() -> None:
     print(f"{device}: copy {bandwidth / 1e9:.0f} GB/s, kernel times from {clock.name}", flush=True)
     columns = ("ours", "ours_wall", "mlx_sdpa_fp16", "mlx_lm_quantized", "dequantize_sdpa", "floor")
     print(
-        f"{'tokens':>8} {'q/kv':>6} {'D':>4} {'rows':>4} "
+        f"{'tokens':>8} {'q/kv':>6} {'D':>4} {'rows':>4} {'format':>8} "
         + " ".join(f"{c:>16}" for c in columns)
-        + "     error"
+        + "     error  scratch KB"
     )
     result: dict[str, Any] = {
         "bench": "decode_attention",
@@ -344,7 +360,8 @@ def main() -> None:
         heads = f"{case.num_q_heads}/{case.num_kv_heads}"
         wrong = "-" if row["error"] is None else f"{row['error']:.1e}"
         print(
-            f"{case.num_tokens:>8} {heads:>6} {case.head_dim:>4} {case.rows:>4} {cells} {wrong:>9}",
+            f"{case.num_tokens:>8} {heads:>6} {case.head_dim:>4} {case.rows:>4} {case.format:>8} "
+            f"{cells} {wrong:>9} {row['scratch_bytes'] / 1024:>10.0f}",
             flush=True,
         )
     print(json.dumps(result))
