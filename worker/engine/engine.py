@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -17,29 +19,95 @@ from kernels import BLOCK_TOKENS, disable_native
 from kernels.self_test import attention_error
 from worker.engine import model as model_loader
 from worker.engine import snapshots
-from worker.engine.decode import Sampling, decode_text
+from worker.engine.answer import Answer
+from worker.engine.batch import MAX_ROWS, decode_batch, row_bytes, supports_batches
+from worker.engine.decode import decode_answer
 from worker.engine.errors import EngineError, Stopped
-from worker.engine.kv_cache import KVCache, blocks_end
+from worker.engine.kv_cache import TAIL_TOKENS, KVCache, blocks_end, whole_blocks
 from worker.engine.memory import device_bytes, require_memory
 from worker.engine.model import Model
 from worker.engine.prefill import prefill_prefix, prefill_suffix
 from worker.engine.prompt import Document, Prompt, PromptBuilder
 from worker.engine.report import Report
+from worker.engine.sampling import Sampling
 from worker.engine.snapshots import Prefix
+from worker.engine.speculate import Drafter, DraftPolicy, device_policy
 
 log = logging.getLogger("worker.engine")
 
 MAX_KERNEL_ERROR = 0.01
 """Relative, against float32 on the same codes: float16 arithmetic stays ten times below it."""
 
-__all__ = ["Document", "Engine", "EngineError", "Sampling", "Stopped"]
+__all__ = ["Document", "Engine", "EngineError", "Request", "Sampling", "Stopped"]
+
+
+@dataclass(frozen=True)
+class Request:
+    """One answer that is wanted."""
+
+    instruction: str
+    sampling: Sampling
+    report: Report
+
+
+@dataclass
+class _Work:
+    """One request on its way through the phases; times by `time.perf_counter`."""
+
+    prompt: Prompt
+    request: Request
+    cached_tokens: int = 0
+    began: float = 0.0
+    restored: float = 0.0
+    prefilled: float = 0.0
+
+    @property
+    def num_behind(self) -> int:
+        """The most tokens that can lie behind the prefix."""
+        prefix_end = blocks_end(whole_blocks(self.prompt.document_end))
+        return len(self.prompt.tokens) - prefix_end + self.request.sampling.max_output_tokens
+
+    def output(self, answer: Answer, prefix: Literal["none", "exact", "continued"]) -> Output:
+        assert answer.finish_reason is not None
+        num_prompt = len(self.prompt.tokens)
+        return Output(
+            text=answer.text,
+            thinking=answer.thinking,
+            finish_reason=answer.finish_reason,
+            usage=Usage(
+                prompt_tokens=num_prompt,
+                cached_tokens=self.cached_tokens,
+                prefilled_tokens=num_prompt - self.cached_tokens,
+                output_tokens=len(answer.tokens),
+                drafted_tokens=answer.num_drafted,
+                accepted_tokens=answer.num_accepted,
+            ),
+            timing=Timing(
+                restore_s=self.restored - self.began,
+                prefill_s=self.prefilled - self.restored,
+                decode_s=answer.decode_s,
+                time_to_first_token_s=answer.first_token_at - self.began,
+            ),
+            prefix=prefix,
+        )
 
 
 class Engine:
     """Owns the model, the KV of the last prefix and its use. One job at a time, in one thread."""
 
-    def __init__(self, model: Model, store: SnapshotStore | None, memory_bytes: int | None = None) -> None:
+    def __init__(
+        self,
+        model: Model,
+        store: SnapshotStore | None,
+        memory_bytes: int | None = None,
+        drafts: DraftPolicy | None = None,
+    ) -> None:
+        """
+        Args:
+            drafts: how far to guess ahead; the device's policy where None.
+        """
         self._model = model
+        self._drafts = drafts or device_policy()
         self._memory_bytes = memory_bytes or device_bytes()
         self._store = store
         self._prompts = PromptBuilder(model.folder, model.tokenizer)
@@ -85,47 +153,100 @@ class Engine:
                 `memory_exceeded` if they are predicted to exceed the memory.
             Stopped: if the report says so.
         """
-        began = time.perf_counter()
-        prompt = self._prompts.build(documents, instruction)
-        self._check_context(prompt, sampling)
-        self._check_memory(prompt, sampling)
-        prefix = Prefix(self.card.fingerprint, prompt.tokens[: prompt.document_end])
-        num_spare = self._num_spare(prompt, sampling)
+        return self.answer(documents, [Request(instruction, sampling, report)], reuse)[0]
+
+    def answer(
+        self, documents: Sequence[Document], requests: Sequence[Request], reuse: bool = True
+    ) -> list[Output]:
+        """Answer many instructions about the same documents, as many at a time as the memory allows.
+
+        Args:
+            reuse: whether known prefixes may be used and new ones kept.
+
+        Raises:
+            EngineError: as `generate`, for any of them before work on the first begins.
+            Stopped: if a report says so; all answers are given up.
+        """
+        prompts = [self._prompts.build(documents, r.instruction, r.sampling.thinking) for r in requests]
+        works = [_Work(prompt, request) for prompt, request in zip(prompts, requests, strict=True)]
+        for work in works:
+            self._check_context(work.prompt, work.request.sampling)
+            self._check_memory(work.prompt, work.request.sampling)
+        outputs: list[Output] = []
         try:
-            cache, cached_tokens = self._restore(prefix, num_spare, reuse, report)
-            restored = time.perf_counter()
-            self._complete_prefix(cache, prefix, num_spare, reuse, report)
-            logits = prefill_suffix(
-                self._model, cache, prompt.tokens[cache.num_tokens :], cached_tokens, report
-            )
-            prefilled = time.perf_counter()
-            answer = decode_text(self._model, cache, logits, sampling, cached_tokens, report)
+            for group in self._groups(works):
+                outputs += self._answer_group(group, reuse)
         except BaseException:
             # A cache that was stopped half-way through a step is of no use to the next request.
             self._forget()
             raise
-        done = time.perf_counter()
-        cache.rewind(prefix.num_blocks)
-        output = Output(
-            text=answer.text.strip(),
-            finish_reason=answer.finish_reason,
-            usage=Usage(
-                prompt_tokens=len(prompt.tokens),
-                cached_tokens=cached_tokens,
-                prefilled_tokens=len(prompt.tokens) - cached_tokens,
-                output_tokens=len(answer.tokens),
-            ),
-            timing=Timing(
-                restore_s=restored - began,
-                prefill_s=prefilled - restored,
-                decode_s=done - prefilled,
-                time_to_first_token_s=answer.first_token_at - began,
-            ),
-            prefix=self._prefix_kind(prefix),
-        )
         if not reuse:
             self._forget()
-        return output
+        return outputs
+
+    def _groups(self, works: Sequence[_Work]) -> list[list[_Work]]:
+        """Neighbours that share a prefix and fit into dense tails, together; any other by itself."""
+        groups: list[list[_Work]] = []
+        able = supports_batches(self._model.config)
+        kind_before = None
+        for work in works:
+            # The same documents are the same prefix, but for what a template says of thinking before them.
+            kind = work.request.sampling.thinking if able and work.num_behind <= TAIL_TOKENS else None
+            if kind is not None and kind == kind_before:
+                groups[-1].append(work)
+            else:
+                groups.append([work])
+            kind_before = kind
+        return groups
+
+    def _answer_group(self, group: Sequence[_Work], reuse: bool) -> list[Output]:
+        """Restore → prefill the prefix → for each: prefill the question, decode."""
+        model, first = self._model, group[0]
+        prefix = Prefix(self.card.fingerprint, first.prompt.tokens[: first.prompt.document_end])
+        num_spare = max(self._num_spare(work.prompt, work.request.sampling) for work in group)
+        first.began = time.perf_counter()
+        cache, first.cached_tokens = self._restore(prefix, num_spare, reuse, first.request.report)
+        first.restored = time.perf_counter()
+        self._complete_prefix(cache, prefix, num_spare, reuse, first.request.report)
+        for work in group[1:]:
+            work.cached_tokens = cache.num_tokens
+
+        def begin(work: _Work) -> Answer:
+            work.began = work.began or time.perf_counter()
+            work.restored = work.restored or work.began
+            report, num_cached = work.request.report, work.cached_tokens
+            tokens = work.prompt.tokens[cache.num_tokens :]
+            logits = prefill_suffix(model, cache, tokens, num_cached, report)
+            work.prefilled = time.perf_counter()
+            answer = Answer(
+                work.request.sampling,
+                model.tokenizer.detokenizer,
+                model.eos_token_ids,
+                work.prompt.stage,
+                num_cached,
+                report,
+            )
+            answer.begin(logits)
+            return answer
+
+        if len(group) == 1:
+            answers = [begin(first)]
+            policy = self._drafts
+            drafter = Drafter(first.prompt.tokens, policy) if policy.longest else None
+            decode_answer(model, cache, answers[0], drafter)
+            cache.rewind(prefix.num_blocks)
+        else:
+            steps: list[Callable[[], Answer]] = [partial(begin, work) for work in group]
+            answers = decode_batch(model, cache, steps, self._max_rows(group, cache))
+        kind = self._prefix_kind(prefix)
+        return [work.output(answer, kind) for work, answer in zip(group, answers, strict=True)]
+
+    def _max_rows(self, group: Sequence[_Work], cache: KVCache) -> int:
+        """How many answers fit into the memory at a time, beside what one needs."""
+        longest = max(group, key=lambda work: len(work.prompt.tokens) + work.request.sampling.max_output_tokens)
+        free = self._check_memory(longest.prompt, longest.request.sampling)
+        per_row = row_bytes(cache, max(work.num_behind for work in group))
+        return max(1, min(MAX_ROWS, free // per_row))
 
     def count_tokens(self, documents: Sequence[Document], instruction: str) -> int:
         """How many tokens the whole prompt has."""
@@ -144,21 +265,24 @@ class Engine:
                 context_tokens=limit,
             )
 
-    def _check_memory(self, prompt: Prompt, sampling: Sampling) -> None:
-        num_prompt = len(prompt.tokens)
-        require_memory(
+    def _check_memory(self, prompt: Prompt, sampling: Sampling) -> int:
+        """Bytes that stay free beside this request."""
+        num_prompt, num_prefix = len(prompt.tokens), blocks_end(whole_blocks(prompt.document_end))
+        return require_memory(
             self.card.id,
             self._model.config,
             num_prompt + sampling.max_output_tokens,
             self._memory_bytes,
-            num_prompt - prompt.document_end,
+            num_prompt - num_prefix,
+            sampling.max_output_tokens,
         )
 
     @staticmethod
     def _num_spare(prompt: Prompt, sampling: Sampling) -> int:
-        """Blocks that the instruction and the answer may fill behind the prefix."""
-        num_behind = len(prompt.tokens) - prompt.document_end + sampling.max_output_tokens
-        return num_behind // BLOCK_TOKENS + 2
+        """Blocks that the instruction and the answer may fill behind the prefix, beyond the dense tail."""
+        num_prefix = blocks_end(whole_blocks(prompt.document_end))
+        num_behind = len(prompt.tokens) - num_prefix + sampling.max_output_tokens
+        return -(-max(0, num_behind - TAIL_TOKENS) // BLOCK_TOKENS)
 
     def _restore(self, prefix: Prefix, num_spare: int, reuse: bool, report: Report) -> tuple[KVCache, int]:
         """The cache with as much of the prefix as is known, and how many tokens that is."""

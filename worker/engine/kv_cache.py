@@ -1,8 +1,9 @@
 """The KV of one sequence: exact while its prefix is prefilled, compressed from then on.
 
 A compressed layer holds, in token order, up to 64 sinks (dense, rounded to float16 as they are stored),
-whole blocks (int4c tiles in one array whose capacity is reserved ahead), and a dense tail of fewer than
-128 tokens. It knows no model and no file.
+whole blocks (int4c tiles in one array whose capacity is reserved ahead), and a dense tail of 2048 tokens.
+What follows the prefix stays exact in the tail; once it exceeds that, the next step first encodes its oldest
+whole blocks. It knows no model and no file.
 """
 
 from __future__ import annotations
@@ -23,6 +24,10 @@ from worker.engine.attention import Handle
 
 SINK_TOKENS = 64
 """The first tokens, which every later one attends to strongly: kept dense, outside all statistics."""
+TAIL_TOKENS = 2048
+"""What follows the prefix stays dense up to here, so a question and its answer usually meet no 4 bits."""
+FIRST_ROOM = BLOCK_TOKENS + MAX_QUERIES
+"""Tokens that a tail's buffer holds at first; it doubles."""
 
 
 def whole_blocks(num_tokens: int) -> int:
@@ -80,15 +85,14 @@ class ExactLayer:
 
 
 class CompressedLayer:
-    """One layer's sinks, blocks and tail. Mutated by `update_and_fetch`, `attend` and `rewind`."""
+    """One layer's sinks, blocks and tail. Mutated by `update_and_fetch`, `attend`, `rewind` and `drop`."""
 
     def __init__(self, num_kv_heads: int, head_dim: int, dtype: mx.Dtype) -> None:
         self._heads, self._dim, self._dtype = num_kv_heads, head_dim, dtype
         self.tiles = mx.zeros((0, num_kv_heads, TileLayout(head_dim).tile_words), mx.uint32)
         self.num_blocks = 0
         self.sinks_k, self.sinks_v = self._dense(0), self._dense(0)
-        self._tail_k, self._tail_v = (self._dense(BLOCK_TOKENS + MAX_QUERIES)[None] for _ in range(2))
-        self._num_tail = 0
+        self._empty_tail()
 
     @property
     def offset(self) -> int:
@@ -100,57 +104,61 @@ class CompressedLayer:
         The tiles behind those are room for what follows. The array is taken over, not copied.
         """
         self.sinks_k, self.sinks_v = self._as_stored(sinks_k), self._as_stored(sinks_v)
-        self.tiles, self.num_blocks, self._num_tail = tiles, num_blocks, 0
+        self.tiles, self.num_blocks = tiles, num_blocks
+        self._empty_tail()
 
     def rewind(self, num_blocks: int) -> None:
         """Forget all that comes after the first `num_blocks` blocks."""
         if not num_blocks:
             self.sinks_k, self.sinks_v = self._dense(0), self._dense(0)
-        self.num_blocks, self._num_tail = num_blocks, 0
+        self.num_blocks = num_blocks
+        self._empty_tail()
+
+    def drop(self, num_tokens: int) -> None:
+        """Forget the newest tokens.
+
+        Raises:
+            ValueError: if the tail holds fewer: what is encoded can only be rewound to a block.
+        """
+        if not 0 <= num_tokens <= self._num_tail:
+            raise ValueError(
+                f"cannot drop {num_tokens} tokens: the tail holds {self._num_tail}; rewind to a block instead"
+            )
+        self._num_tail -= num_tokens
 
     def decoded(self) -> tuple[mx.array, mx.array]:
         """Sinks and blocks as dense (num_kv_heads, n, head_dim) keys and values."""
         k, v = decode(self.tiles[: self.num_blocks], self._dim, self._dtype)
         return mx.concatenate([self.sinks_k, k], axis=1), mx.concatenate([self.sinks_v, v], axis=1)
 
+    def tail(self) -> tuple[mx.array, mx.array]:
+        """What is dense behind the blocks: keys and values (1, num_kv_heads, n, head_dim)."""
+        return self._tail_k[:, :, : self._num_tail], self._tail_v[:, :, : self._num_tail]
+
+    def view(self, tail_k: mx.array, tail_v: mx.array, lengths: mx.array) -> CacheView:
+        """Sinks and blocks with the tails (B, num_kv_heads, n, head_dim) of B rows behind them."""
+        return CacheView(self.sinks_k, self.sinks_v, self.tiles, self.num_blocks, tail_k, tail_v, lengths)
+
     def update_and_fetch(self, k: mx.array, v: mx.array) -> tuple[Handle, Handle]:
-        self._new = k, v
+        # Here and not behind attention, since several layers may attend to one cache.
+        if self._num_tail > TAIL_TOKENS:
+            self._settle()
+        self._append_to_tail(k, v)
         handle = Handle(self, k)
         return handle, handle
 
     def attend(self, q: mx.array, scale: float, sinks: mx.array | None = None) -> mx.array:
-        """Append the keys and values of the last `update_and_fetch`, and attend to everything."""
-        k, v = self._new
-        num_new = k.shape[2]
-        if num_new <= MAX_QUERIES:
-            self._append_to_tail(k, v)
+        """Attend to everything, the queries' own tokens last."""
+        if q.shape[2] <= MAX_QUERIES:
             lengths = mx.array([self._num_tail], mx.int32)
-            view = CacheView(
-                self.sinks_k, self.sinks_v, self.tiles, self.num_blocks, self._tail_k, self._tail_v, lengths
-            )
-            out = decode_attention(q, view, scale, sinks)
-            if self._num_tail >= BLOCK_TOKENS or (self._num_tail >= SINK_TOKENS and not self._has_sinks):
-                self._set_tail(*self._settle(*self._tail()))
-            return out
-        old_k, old_v = self.decoded()
-        tail_k, tail_v = (mx.concatenate([t, n], axis=2) for t, n in zip(self._tail(), (k, v), strict=True))
-        out = attend_dense(
-            q,
-            mx.concatenate([old_k[None], tail_k], axis=2),
-            mx.concatenate([old_v[None], tail_v], axis=2),
-            scale,
-            sinks,
-        )
-        self._set_tail(*self._settle(tail_k, tail_v))
-        return out
+            return decode_attention(q, self.view(self._tail_k, self._tail_v, lengths), scale, sinks)
+        old, tail = self.decoded(), self.tail()
+        k, v = (mx.concatenate([o[None], t], axis=2) for o, t in zip(old, tail, strict=True))
+        return attend_dense(q, k, v, scale, sinks)
 
     def arrays(self) -> list[mx.array]:
         """Everything that a step may have left unevaluated."""
         return [self.tiles, self.sinks_k, self.sinks_v, self._tail_k, self._tail_v]
-
-    @property
-    def _has_sinks(self) -> bool:
-        return bool(self.sinks_k.shape[1])
 
     def _dense(self, num_tokens: int) -> mx.array:
         return mx.zeros((self._heads, num_tokens, self._dim), self._dtype)
@@ -159,29 +167,35 @@ class CompressedLayer:
         """Rounded to float16, as the snapshot keeps it: a restored sink equals the one first made."""
         return x.astype(mx.float16).astype(self._dtype)
 
-    def _tail(self) -> tuple[mx.array, mx.array]:
-        return self._tail_k[:, :, : self._num_tail], self._tail_v[:, :, : self._num_tail]
+    def _empty_tail(self) -> None:
+        # A small buffer again: the same steps then find the same sizes, and give the same bits.
+        self._tail_k, self._tail_v = (self._dense(FIRST_ROOM)[None] for _ in range(2))
+        self._num_tail = 0
 
     def _append_to_tail(self, k: mx.array, v: mx.array) -> None:
-        start, self._num_tail = self._num_tail, self._num_tail + k.shape[2]
-        self._tail_k[:, :, start : self._num_tail] = k
-        self._tail_v[:, :, start : self._num_tail] = v
+        start, end = self._num_tail, self._num_tail + k.shape[2]
+        room = self._tail_k.shape[2]
+        if end > room:
+            num_more = max(end, min(2 * room, TAIL_TOKENS + MAX_QUERIES)) - room
+            more = self._dense(num_more)[None]
+            self._tail_k, self._tail_v = (
+                mx.concatenate([t, more], axis=2) for t in (self._tail_k, self._tail_v)
+            )
+        self._tail_k[:, :, start:end] = k
+        self._tail_v[:, :, start:end] = v
+        self._num_tail = end
 
-    def _set_tail(self, k: mx.array, v: mx.array) -> None:
-        self._num_tail = 0
-        self._append_to_tail(k, v)
-
-    def _settle(self, k: mx.array, v: mx.array) -> tuple[mx.array, mx.array]:
-        """Move what fills sinks and whole blocks out of (1, H, n, D) tail tokens; return the rest."""
-        if not self._has_sinks and k.shape[2] >= SINK_TOKENS:
+    def _settle(self) -> None:
+        """Encode the oldest whole blocks of a tail over its limit, behind the sinks."""
+        k, v = self.tail()
+        if not self.sinks_k.shape[1]:
             self.sinks_k, self.sinks_v = (self._as_stored(x[0, :, :SINK_TOKENS]) for x in (k, v))
             k, v = k[:, :, SINK_TOKENS:], v[:, :, SINK_TOKENS:]
-        num_full = k.shape[2] // BLOCK_TOKENS if self._has_sinks else 0
-        if num_full:
-            cut = num_full * BLOCK_TOKENS
+        cut = -(-max(0, k.shape[2] - TAIL_TOKENS) // BLOCK_TOKENS) * BLOCK_TOKENS
+        if cut:
             self._append_blocks(encode(k[0, :, :cut], v[0, :, :cut]))
-            k, v = k[:, :, cut:], v[:, :, cut:]
-        return k, v
+        self._empty_tail()
+        self._append_to_tail(k[:, :, cut:], v[:, :, cut:])
 
     def _append_blocks(self, tiles: mx.array) -> None:
         end = self.num_blocks + tiles.shape[0]
@@ -210,6 +224,15 @@ class KVCache:
     def rewind(self, num_blocks: int) -> None:
         for layer in self.layers:
             layer.rewind(num_blocks)
+
+    def drop(self, num_tokens: int) -> None:
+        """Forget the newest tokens, such as drafts that were rejected.
+
+        Raises:
+            ValueError: if the dense tail holds fewer.
+        """
+        for layer in self.layers:
+            layer.drop(num_tokens)
 
     def arrays(self) -> list[mx.array]:
         return [array for layer in self.layers for array in layer.arrays()]

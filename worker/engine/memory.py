@@ -7,7 +7,7 @@ from typing import Any
 import mlx.core as mx
 
 from worker.engine.errors import EngineError
-from worker.engine.planner import SUFFIX_TOKENS, machine_bytes, most_tokens, plan
+from worker.engine.planner import OUTPUT_TOKENS, SUFFIX_TOKENS, machine_bytes, most_tokens, plan
 
 
 def device_bytes() -> int:
@@ -22,21 +22,23 @@ def require_memory(
     num_tokens: int,
     limit_bytes: int,
     num_suffix: int = SUFFIX_TOKENS,
-) -> None:
-    """Refuse what is predicted not to fit.
+    num_output: int = OUTPUT_TOKENS,
+) -> int:
+    """Refuse what is predicted not to fit; return the bytes that are predicted to stay free.
 
     Args:
         num_tokens: prompt and answer together.
-        num_suffix: tokens of the prompt behind the reusable prefix.
+        num_suffix: tokens of the prompt behind the last whole block of the reusable prefix.
+        num_output: tokens of the answer.
 
     Raises:
         EngineError: `memory_exceeded`; names the prediction, the limit and what would fit.
     """
     on_cpu = mx.default_device() == mx.Device(mx.cpu)
-    found = plan(config, num_tokens, num_suffix, on_cpu)
+    found = plan(config, num_tokens, num_suffix, num_output, on_cpu)
     if found.total_bytes <= limit_bytes:
-        return
-    num_fitting = most_tokens(config, limit_bytes, num_suffix, on_cpu)
+        return limit_bytes - found.total_bytes
+    num_fitting = most_tokens(config, limit_bytes, num_suffix, num_output, on_cpu)
     next_step = (
         f"up to {num_fitting:,} tokens would fit: send a shorter document, or choose a smaller model."
         if num_fitting

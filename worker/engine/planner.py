@@ -13,11 +13,10 @@ from typing import Any
 
 from worker.engine.architectures import head_dim
 
-SINK_TOKENS, BLOCK_TOKENS, TAIL_TOKENS = 64, 128, 144
+SINK_TOKENS, BLOCK_TOKENS, TAIL_TOKENS, QUERY_TOKENS = 64, 128, 2048, 16
 CHUNK_TOKENS, CPU_CHUNK_TOKENS = 2048, 256
-SPARE_BLOCKS = 2
-SUFFIX_TOKENS = 512
-"""An instruction of usual length, where the caller knows no better."""
+SUFFIX_TOKENS, OUTPUT_TOKENS = 512, 512
+"""An instruction and an answer of usual length, where the caller knows no better."""
 _FUSED_HEAD_DIMS = (64, 80, 128)
 """Head sizes of MLX's fused prefill attention on a GPU; for others it lays out all scores of a chunk."""
 _TIED_BY_DEFAULT = ("llama", "mistral", "smollm3")
@@ -54,14 +53,19 @@ class Plan:
 
 
 def plan(
-    config: dict[str, Any], num_tokens: int, num_suffix: int = SUFFIX_TOKENS, on_cpu: bool = False
+    config: dict[str, Any],
+    num_tokens: int,
+    num_suffix: int = SUFFIX_TOKENS,
+    num_output: int = OUTPUT_TOKENS,
+    on_cpu: bool = False,
 ) -> Plan:
     """Predict the peak of one request.
 
     Args:
         config: of an architecture that `architectures.refusal` accepts.
         num_tokens: prompt and answer together.
-        num_suffix: tokens of the prompt behind the reusable prefix.
+        num_suffix: tokens of the prompt behind the last whole block of the reusable prefix.
+        num_output: tokens of the answer.
         on_cpu: whether weights and activations become dense float32, as they do there.
 
     Raises:
@@ -73,8 +77,11 @@ def plan(
     num_kv = 2 * num_kv_heads * dim  # numbers that a token leaves in a layer
     chunk = min(CPU_CHUNK_TOKENS if on_cpu else CHUNK_TOKENS, num_tokens)
 
-    num_blocks = -(-max(0, num_tokens - SINK_TOKENS) // BLOCK_TOKENS) + SPARE_BLOCKS
-    dense_bytes = (SINK_TOKENS + TAIL_TOKENS) * num_kv * element
+    num_new = min(chunk, num_suffix)
+    num_tail = _tail_room(num_suffix, num_output, num_new)
+    num_behind = min(num_tokens, TAIL_TOKENS, num_suffix + num_output)  # dense, in no block
+    num_blocks = -(-max(0, num_tokens - SINK_TOKENS - num_behind) // BLOCK_TOKENS)
+    dense_bytes = (SINK_TOKENS + num_tail) * num_kv * element
     kv_bytes = num_layers * (num_blocks * num_kv_heads * _tile_bytes(dim) + dense_bytes)
 
     hidden_bytes = num_tokens * width * element
@@ -85,9 +92,8 @@ def plan(
     # Stage one: a chunk passes a layer, or the encoder copies the layer's keys and values.
     stage_one = hidden_bytes + layer_bytes + max(activations_bytes, layer_bytes)
     # Stage two: the layer is decoded, joined with its sinks and then with its tail. The new tokens' keys and
-    # values and the new tails of all layers wait for one evaluation.
-    num_new = min(chunk, num_suffix)
-    waiting = num_layers * num_kv * element * (TAIL_TOKENS + num_new)
+    # values of all layers wait for one evaluation.
+    waiting = num_layers * num_kv * element * num_new
     stage_two = 3 * layer_bytes + activations_bytes * num_new // chunk + waiting
     return Plan(
         num_tokens=num_tokens,
@@ -103,13 +109,17 @@ def plan(
 
 
 def most_tokens(
-    config: dict[str, Any], memory_bytes: int, num_suffix: int = SUFFIX_TOKENS, on_cpu: bool = False
+    config: dict[str, Any],
+    memory_bytes: int,
+    num_suffix: int = SUFFIX_TOKENS,
+    num_output: int = OUTPUT_TOKENS,
+    on_cpu: bool = False,
 ) -> int:
     """The largest number of tokens, up to the model's context, whose plan fits; 0 if none does."""
     low, high = 0, config["max_position_embeddings"]
     while low < high:
         middle = (low + high + 1) // 2
-        fits = plan(config, middle, num_suffix, on_cpu).total_bytes <= memory_bytes
+        fits = plan(config, middle, num_suffix, num_output, on_cpu).total_bytes <= memory_bytes
         low, high = (middle, high) if fits else (low, middle - 1)
     return int(low)
 
@@ -141,6 +151,15 @@ def weights_bytes(config: dict[str, Any], on_cpu: bool = False) -> int:
 def machine_bytes() -> int:
     """The memory of this machine."""
     return int(os.sysconf("SC_PAGE_SIZE")) * os.sysconf("SC_PHYS_PAGES")
+
+
+def _tail_room(num_suffix: int, num_output: int, num_new: int) -> int:
+    """Tokens that a layer's tail has room for at its largest: the buffer doubles up to its limit."""
+    room = max(BLOCK_TOKENS + QUERY_TOKENS, num_new)
+    while room < num_suffix + num_output and room < TAIL_TOKENS + QUERY_TOKENS:
+        room = min(2 * room, TAIL_TOKENS + QUERY_TOKENS)
+    # A chunk is appended before anything is encoded.
+    return max(room, min(TAIL_TOKENS + num_new, num_suffix))
 
 
 def _matrices(config: dict[str, Any]) -> Iterator[tuple[str, int, int]]:

@@ -96,7 +96,7 @@ class Tokens(Silent):
 
 
 def test_short_prompts_give_mlx_lms_tokens(folder):
-    """Below 192 tokens the cache is dense, so nothing may differ from mlx_lm's own."""
+    """Without a prefix of whole blocks the cache is dense, so nothing may differ from mlx_lm's own."""
     engine = Engine(model_loader.load(folder, "tiny"), None)
     documents = [Document("d", WORDS * 5)]
     tokens = prompt_tokens(engine, documents, "What?")
