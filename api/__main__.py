@@ -12,6 +12,8 @@ import uvicorn
 from fastapi import FastAPI
 
 from api.app import create_app
+from api.db import Database
+from api.keys import KeyStore
 from api.migrate import MigrationError, upgrade
 from api.settings import Settings, SettingsError, load_settings
 
@@ -53,6 +55,23 @@ def listen(settings: Settings) -> socket.socket:
     return sock
 
 
+def check_keys(settings: Settings) -> None:
+    """Raises StartError where keys are needed and there is none: nobody could use the service."""
+    if not settings.needs_key:
+        return
+    database = Database(settings.database)
+    try:
+        if KeyStore(database).any_valid():
+            return
+    finally:
+        database.close()
+    why = "LONGLEAF_REQUIRE_KEY is set" if settings.require_key else f"others can reach {settings.host}"
+    raise StartError(
+        f"{why} and there is no API key: make one with `longleaf keys create`"
+        + ("" if settings.require_key else ", or set LONGLEAF_HOST=127.0.0.1 to serve this machine alone")
+    )
+
+
 def make_server(settings: Settings) -> Server:
     app = create_app(settings)
     return Server(
@@ -67,6 +86,7 @@ def main() -> int:
         settings = load_settings()
         sock = listen(settings)
         upgrade(settings.database)
+        check_keys(settings)
     except (SettingsError, StartError, MigrationError) as error:
         print(f"longleaf api: {error}", file=sys.stderr)
         return 1

@@ -21,6 +21,8 @@ from api import migrate, problems
 from api.db import Database
 from api.documents.store import DocumentStore
 from api.documents.tokens import ModelFolders
+from api.gate import Gate
+from api.keys import KeyStore
 from api.notifier import Notifier
 from api.queue import JobQueue, connect
 from api.reconciler import Reconciler
@@ -54,6 +56,7 @@ def create_app(settings: Settings) -> FastAPI:
         app.state.services = Services(
             settings=settings,
             database=database,
+            keys=KeyStore(database),
             documents=DocumentStore(database),
             jobs=job_store,
             queue=queue,
@@ -80,7 +83,8 @@ def create_app(settings: Settings) -> FastAPI:
             database.close()
 
     app = FastAPI(title="Longleaf", version="0.1.0", lifespan=lifespan)
-    app.add_middleware(RequestIds)
+    app.add_middleware(Gate)
+    app.add_middleware(RequestIds)  # around the gate: what it refuses has an id too
     problems.install(app)
     for route in (documents, jobs, events, models, health, metrics):
         app.include_router(route.router)

@@ -34,21 +34,54 @@ class Base(DeclarativeBase):
         float: Double,
         dict[str, Any]: JSON(none_as_null=True),
         list[dict[str, Any]]: JSON(none_as_null=True),
+        list[str]: JSON(none_as_null=True),
     }
+
+
+class Tenant(Base):
+    """Whom documents and jobs belong to. What its secret is for is in tenants.py."""
+
+    __tablename__ = "tenants"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    name: Mapped[str] = mapped_column(unique=True)
+    secret: Mapped[str]
+    """32 bytes in hexadecimal."""
+    created_at: Mapped[float]
+
+
+class ApiKey(Base):
+    __tablename__ = "api_keys"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id", ondelete="CASCADE"))
+    name: Mapped[str]
+    """What its owner calls it."""
+    scopes: Mapped[list[str]]
+    sha256: Mapped[str] = mapped_column(unique=True)
+    """Of the key, which itself is kept nowhere."""
+    created_at: Mapped[float]
+    revoked_at: Mapped[float | None]
 
 
 class Document(Base):
     __tablename__ = "documents"
+    __table_args__ = (
+        # The same content is the same document, for one tenant: another one must not learn that it is there.
+        UniqueConstraint("tenant_id", "sha256"),
+        Index("ix_documents_tenant_id_id", "tenant_id", "id"),
+    )
 
     id: Mapped[str] = mapped_column(primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id", ondelete="CASCADE"))
     name: Mapped[str]
     media_type: Mapped[str]
     num_bytes: Mapped[int]
     num_chars: Mapped[int]
     num_pages: Mapped[int | None]
     """None where the text has no page marks."""
-    sha256: Mapped[str] = mapped_column(unique=True)
-    """Of the bytes as uploaded: the same content is the same document."""
+    sha256: Mapped[str]
+    """Of the bytes as uploaded."""
     text_sha256: Mapped[str]
     """Of the normalised text in UTF-8; the worker checks it."""
     created_at: Mapped[float]
@@ -75,9 +108,13 @@ class TokenCount(Base):
 
 class Job(Base):
     __tablename__ = "jobs"
-    __table_args__ = (Index("ix_jobs_state_id", "state", "id"),)
+    __table_args__ = (
+        Index("ix_jobs_state_id", "state", "id"),
+        Index("ix_jobs_tenant_id_id", "tenant_id", "id"),
+    )
 
     id: Mapped[str] = mapped_column(primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id", ondelete="CASCADE"))
     type: Mapped[str]
     state: Mapped[str]
     model: Mapped[str]
@@ -104,10 +141,11 @@ class Job(Base):
 
 
 class IdempotencyKey(Base):
-    """A submitter's own name for a job; it lives as long as the job."""
+    """A submitter's own name for a job, one of its tenant's; it lives as long as the job."""
 
     __tablename__ = "idempotency_keys"
 
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id", ondelete="CASCADE"), primary_key=True)
     key: Mapped[str] = mapped_column(primary_key=True)
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), unique=True)
     body_sha256: Mapped[str]

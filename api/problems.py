@@ -92,6 +92,15 @@ def invalid_fields(errors: Sequence[Any], skip: frozenset[str] = frozenset()) ->
     return ApiError(422, "invalid_request", detail, param=first["param"] or None, errors=found[:32])
 
 
+def database_problem(error: OperationalError) -> ApiError:
+    """What a database that refuses means: no room, or too much at once."""
+    if "full" in str(error):
+        return ApiError(507, "storage_full", "the disk that holds the database is full; free some space")
+    log.error("database: %s", error)
+    detail = "the database did not answer within 5 s; try again"
+    return ApiError(503, "database_busy", detail, headers={"Retry-After": "2"})
+
+
 def install(app: FastAPI) -> None:
     """Turn everything that can be raised in a route into a problem."""
 
@@ -114,21 +123,8 @@ def install(app: FastAPI) -> None:
         return problem(request, ApiError(error.status_code, code, detail, headers=error.headers))
 
     async def database(request: Request, error: Exception) -> JSONResponse:
-        if "full" in str(error):
-            return problem(
-                request,
-                ApiError(507, "storage_full", "the disk that holds the database is full; free some space"),
-            )
-        log.error("database: %s", error)
-        return problem(
-            request,
-            ApiError(
-                503,
-                "database_busy",
-                "the database did not answer within 5 s; try again",
-                headers={"Retry-After": "2"},
-            ),
-        )
+        assert isinstance(error, OperationalError)
+        return problem(request, database_problem(error))
 
     async def system(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, OSError)

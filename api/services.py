@@ -12,6 +12,7 @@ from redis.exceptions import RedisError
 from api.db import Database
 from api.documents.store import DocumentStore
 from api.documents.tokens import ModelFolder, ModelFolders
+from api.keys import KeyStore
 from api.models import Document
 from api.notifier import Notifier
 from api.queue import JobQueue
@@ -24,6 +25,7 @@ from jobs import WorkerStatus
 class Services:
     settings: Settings
     database: Database
+    keys: KeyStore
     documents: DocumentStore
     jobs: JobStore
     queue: JobQueue
@@ -44,7 +46,7 @@ class Services:
         known = self.documents.token_counts([document.id]).get((document.id, folder.tokenizer_sha256))
         if known is not None:
             return known
-        num_tokens = self.folders.count(folder, self.documents.text(document.id) or "")
+        num_tokens = self.folders.count(folder, self.documents.text(document.tenant_id, document.id) or "")
         self.documents.keep_token_count(document.id, folder.tokenizer_sha256, num_tokens)
         return num_tokens
 

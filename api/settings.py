@@ -5,6 +5,7 @@ It owns names, defaults and the messages for bad values. It opens nothing.
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from pathlib import Path
 from typing import Annotated
@@ -33,6 +34,13 @@ def _model_id(value: str) -> str:
     return value
 
 
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 Bytes = Annotated[int, BeforeValidator(_bytes), Field(ge=1024)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -42,6 +50,8 @@ class Settings(SharedSettings):
     """The model of jobs that name none."""
     host: str = "127.0.0.1"
     port: int = Field(default=DEFAULT_PORT, ge=0, le=65535)
+    require_key: bool = False
+    """Whether an API key is asked for on a loopback address too."""
     redis_url: RedisUrl = Field(default="redis://127.0.0.1:6379/0", validation_alias="REDIS_URL")
     max_upload_bytes: Bytes = 50_000_000
     extract_wall_s: Seconds = 60.0
@@ -54,6 +64,11 @@ class Settings(SharedSettings):
     gone_after_s: Seconds = 5.0
     """A worker whose presence is missing for longer is dead. Presence expires by itself after the
     lease; this only bridges a Redis that was flushed and not yet told again."""
+
+    @property
+    def needs_key(self) -> bool:
+        """Whether requests need an API key: always where others than this machine can send some."""
+        return self.require_key or not _is_loopback(self.host)
 
     @property
     def database(self) -> Path:

@@ -10,13 +10,14 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sqlalchemy import exists, select
+from sqlalchemy import Select, exists, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from api import moves, worker_events
 from api.db import Database
-from api.models import Document, IdempotencyKey, Job, JobDocument, JobEvent, JobResult, new_id
+from api.models import Document, IdempotencyKey, Job, JobDocument, JobEvent, JobResult, Tenant, new_id
+from api.tenants import document_token, prefix_salt
 from jobs import (
     TERMINAL,
     DocumentRef,
@@ -51,12 +52,17 @@ class JobStore:
     # Reading
 
     def get(self, job_id: str) -> Job | None:
+        """Whosever it is: for the service itself, not for a caller."""
         with self._database.read() as session:
             return session.get(Job, job_id)
 
-    def page(self, state: State | None, limit: int, after: str | None) -> Sequence[Job]:
+    def owned(self, tenant: str, job_id: str) -> Job | None:
+        with self._database.read() as session:
+            return session.scalar(_owned(tenant, job_id))
+
+    def page(self, tenant: str, state: State | None, limit: int, after: str | None) -> Sequence[Job]:
         """Newest first, at most `limit`, older than the job `after`."""
-        query = select(Job).order_by(Job.id.desc()).limit(limit)
+        query = select(Job).where(Job.tenant_id == tenant).order_by(Job.id.desc()).limit(limit)
         if state is not None:
             query = query.where(Job.state == state)
         if after is not None:
@@ -74,10 +80,10 @@ class JobStore:
         with self._database.read() as session:
             return session.scalars(query.order_by(JobEvent.seq).limit(limit)).all()
 
-    def keyed(self, key: str, body_sha256: str) -> Job | None:
+    def keyed(self, tenant: str, key: str, body_sha256: str) -> Job | None:
         """The job that was created with an idempotency key. Raises KeyReused for another body."""
         with self._database.read() as session:
-            row = session.get(IdempotencyKey, key)
+            row = session.get(IdempotencyKey, (tenant, key))
             if row is None:
                 return None
             if row.body_sha256 != body_sha256:
@@ -99,15 +105,30 @@ class JobStore:
             .order_by(JobDocument.position)
         )
         with self._database.read() as session:
+            tenant = session.get_one(Tenant, job.tenant_id)
             documents = [
-                DocumentRef(id=row.id, name=row.name, text_sha256=row.text_sha256, num_chars=row.num_chars)
+                DocumentRef(
+                    id=row.id,
+                    name=row.name,
+                    text_sha256=row.text_sha256,
+                    num_chars=row.num_chars,
+                    token=document_token(tenant, row.id),
+                )
                 for row in session.scalars(query)
             ]
-        return RunRequest(job_id=job.id, attempt=job.attempt, spec=parse_spec(job.spec), documents=documents)
+        return RunRequest(
+            job_id=job.id,
+            attempt=job.attempt,
+            spec=parse_spec(job.spec),
+            documents=documents,
+            prefix_salt=prefix_salt(tenant),
+        )
 
     # Moves that the API makes
 
-    def create(self, spec: JobSpec, model: str, key: str | None = None, body_sha256: str = "") -> Job:
+    def create(
+        self, tenant: str, spec: JobSpec, model: str, key: str | None = None, body_sha256: str = ""
+    ) -> Job:
         """A queued job, under an idempotency key where there is one.
 
         Raises:
@@ -117,10 +138,12 @@ class JobStore:
         now = time.time()
         with self._database.write() as session:
             for document_id in spec.documents:
-                if session.get(Document, document_id) is None:
+                document = session.get(Document, document_id)
+                if document is None or document.tenant_id != tenant:
                     raise LookupError(document_id)
             job = Job(
                 id=new_id("job"),
+                tenant_id=tenant,
                 type=spec.type,
                 state=State.QUEUED,
                 model=model,
@@ -137,7 +160,7 @@ class JobStore:
             session.add(job)
             session.flush()
             if key is not None:
-                session.add(IdempotencyKey(key=key, job_id=job.id, body_sha256=body_sha256))
+                session.add(IdempotencyKey(tenant_id=tenant, key=key, job_id=job.id, body_sha256=body_sha256))
                 try:
                     session.flush()
                 except IntegrityError:
@@ -147,7 +170,7 @@ class JobStore:
             moves.record(session, job, EventType.QUEUED, {"attempt": 1})
         return job
 
-    def cancel(self, job_id: str) -> Job:
+    def cancel(self, tenant: str, job_id: str) -> Job:
         """Ask for an end. A queued job is cancelled at once, a running one when its worker stops.
 
         Raises:
@@ -155,12 +178,12 @@ class JobStore:
             moves.Finished: it ended otherwise; asking a second time is no error.
         """
         with self._database.write() as session:
-            job = _required(session, job_id)
+            job = _required(session, tenant, job_id)
             moves.cancel(session, job)
         self._notify(job_id)
         return job
 
-    def retry(self, job_id: str) -> Job:
+    def retry(self, tenant: str, job_id: str) -> Job:
         """Queue a failed, cancelled or expired job again, with a clean record.
 
         Raises:
@@ -170,15 +193,15 @@ class JobStore:
             moves.DocumentGone: it could not read what it is about.
         """
         with self._database.write() as session:
-            job = _required(session, job_id)
+            job = _required(session, tenant, job_id)
             moves.retry(session, job)
         self._notify(job_id)
         return job
 
-    def delete(self, job_id: str) -> None:
+    def delete(self, tenant: str, job_id: str) -> None:
         """Raises LookupError (no such job) and moves.Busy (not finished)."""
         with self._database.write() as session:
-            job = _required(session, job_id)
+            job = _required(session, tenant, job_id)
             if State(job.state) not in TERMINAL:
                 raise moves.Busy(job.state)
             session.delete(job)
@@ -263,8 +286,13 @@ def _seen(session: Session, job_id: str, entry_id: str) -> bool:
     return bool(session.scalar(query))
 
 
-def _required(session: Session, job_id: str) -> Job:
-    job = session.get(Job, job_id)
+def _owned(tenant: str, job_id: str) -> Select[Job]:
+    """One query whatever there is: another tenant's job takes as long to miss as none."""
+    return select(Job).where(Job.id == job_id, Job.tenant_id == tenant)
+
+
+def _required(session: Session, tenant: str, job_id: str) -> Job:
+    job = session.scalar(_owned(tenant, job_id))
     if job is None:
         raise LookupError(job_id)
     return job

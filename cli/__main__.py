@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Annotated
 
@@ -24,12 +26,15 @@ from jobs import Ask, Prompt, Result, State, Summarize
 
 EXIT_FAILED, EXIT_REFUSED, EXIT_UNREACHABLE, EXIT_INTERRUPTED = 1, 2, 3, 130
 
+_given_key: ContextVar[str | None] = ContextVar("key", default=None)
+
 app = typer.Typer(
-    help="Ask long documents questions on your own machines.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+keys = typer.Typer(help="API keys: who may use this API from elsewhere.", no_args_is_help=True)
+app.add_typer(keys, name="keys")
 out = Console()
 err = Console(stderr=True)
 
@@ -38,6 +43,17 @@ MaxTokens = Annotated[int, typer.Option("--max-tokens", min=1, help="Limit of ea
 AsJson = Annotated[bool, typer.Option("--json", help="Print the API's JSON.")]
 Source = Annotated[str, typer.Argument(help="A file (text, Markdown, PDF) or a document id.")]
 Data = Annotated[Path | None, typer.Option(help="Data folder (LONGLEAF_DATA).")]
+
+
+@app.callback()
+def options(
+    key: Annotated[
+        str | None,
+        typer.Option(help="API key (LONGLEAF_API_KEY, which other users of this machine do not see)."),
+    ] = None,
+) -> None:
+    """Ask long documents questions on your own machines."""
+    _given_key.set(key)
 
 
 @app.command()
@@ -149,6 +165,36 @@ def cancel(job_id: str) -> None:
 
 
 @app.command()
+def retry(job_id: str) -> None:
+    """Queue a failed, cancelled or expired job again."""
+    with _client() as client:
+        print(f"{job_id}: {client.retry(job_id).state.value}")
+
+
+@keys.command("create")
+def create_key(
+    tenant: Annotated[str, typer.Option(help="Whom the key is for; made where it is not there.")] = "default",
+    scope: Annotated[list[str] | None, typer.Option(help="submit, read or admin; may be repeated.")] = None,
+    name: Annotated[str, typer.Option(help="What you call the key.")] = "",
+) -> None:
+    """Make a key and print it, once: only its hash is kept."""
+    scopes = [word for one in scope or [] for word in ("--scope", one)]
+    _in_api("key_command", "create", f"--tenant={tenant}", f"--name={name}", *scopes)
+
+
+@keys.command("list")
+def list_keys() -> None:
+    """Show all keys, without what they are."""
+    _in_api("key_command", "list")
+
+
+@keys.command("revoke")
+def revoke_key(key_id: str) -> None:
+    """End a key at once."""
+    _in_api("key_command", "revoke", key_id)
+
+
+@app.command()
 def plan(
     model: Annotated[str, typer.Argument(help="A model folder, or an id whose folder is there.")],
     context: Annotated[
@@ -236,7 +282,8 @@ def _document_id(client: Client, source: str) -> str:
 def _client() -> Iterator[Client]:
     """A client of the API that the settings name; what it raises becomes a message and an exit status."""
     try:
-        with Client(_settings().api_url) as client:
+        settings = _settings()
+        with Client(settings.api_url, key=_given_key.get() or settings.api_key) as client:
             yield client
     except Unreachable as error:
         _say(str(error))
@@ -253,6 +300,13 @@ def _valid_spec() -> Iterator[None]:
     except ValidationError as error:
         first = error.errors()[0]
         _refuse(f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}")
+
+
+def _in_api(module: str, *words: str) -> None:
+    """Run a command of the API on this host's database and end with its exit status."""
+    command = [sys.executable, "-m", f"api.{module}", *words]
+    env = {**os.environ, "LONGLEAF_DATA": str(_settings().data)}
+    raise typer.Exit(subprocess.run(command, env=env).returncode)
 
 
 def _settings() -> Settings:

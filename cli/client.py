@@ -89,9 +89,14 @@ class _NoStream(Exception):
 
 
 class Client:
-    def __init__(self, url: str, timeout_s: float = 30.0) -> None:
+    def __init__(self, url: str, timeout_s: float = 30.0, key: str | None = None) -> None:
+        """`key` is an API key, from `longleaf keys create`; None where the API asks for none."""
         self.url = url.rstrip("/")
-        self._http = httpx.Client(base_url=self.url, timeout=httpx.Timeout(timeout_s, connect=5.0))
+        self._http = httpx.Client(
+            base_url=self.url,
+            timeout=httpx.Timeout(timeout_s, connect=5.0),
+            headers={"Authorization": f"Bearer {key}"} if key else {},
+        )
 
     def __enter__(self) -> Client:
         return self
@@ -128,6 +133,10 @@ class Client:
 
     def cancel(self, job_id: str) -> Job:
         return Job.model_validate(self._call("POST", f"/v1/jobs/{job_id}/cancel").json())
+
+    def retry(self, job_id: str) -> Job:
+        """Queue a failed, cancelled or expired job again."""
+        return Job.model_validate(self._call("POST", f"/v1/jobs/{job_id}/retry").json())
 
     def models(self) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = self._call("GET", "/v1/models").json()

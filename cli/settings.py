@@ -15,6 +15,8 @@ class Settings(SharedSettings):
     host: str = "127.0.0.1"
     port: int = Field(default=DEFAULT_PORT, ge=1, le=65535)
     api: str | None = None
+    api_key: str | None = None
+    """What the API is shown, where it asks for a key."""
     redis_url: str | None = Field(default=None, validation_alias="REDIS_URL")
 
     @property

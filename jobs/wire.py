@@ -29,6 +29,8 @@ class DocumentRef(BaseModel):
     name: str
     text_sha256: str
     num_chars: int
+    token: str = ""
+    """What the API asks for before it gives out this text, as `Authorization: Bearer`."""
 
 
 class RunRequest(BaseModel):
@@ -39,6 +41,8 @@ class RunRequest(BaseModel):
     """Grows by one whenever the job is handed out again; events of older attempts are ignored."""
     spec: JobSpec
     documents: list[DocumentRef]
+    prefix_salt: str = ""
+    """Hexadecimal; the tenant's own, with which chains of block keys begin: tenants share no prefixes."""
 
 
 class Control(BaseModel):

@@ -77,11 +77,12 @@ class DocumentSource:
     def _get(self, ref: DocumentRef, what: str, interrupted: Callable[[], bool]) -> bytes:
         give_up_at = time.monotonic() + self._patience_s
         pause_s = 0.25
+        headers = {"Authorization": f"Bearer {ref.token}"} if ref.token else {}
         while True:
             if interrupted():
                 raise Interrupted
             try:
-                response = self._http.get(f"/v1/documents/{ref.id}/{what}")
+                response = self._http.get(f"/v1/documents/{ref.id}/{what}", headers=headers)
                 if response.status_code < 500:
                     break
                 trouble = f"it answered {response.status_code}"

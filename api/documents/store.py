@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, cast
 
-from sqlalchemy import select
+from sqlalchemy import Select, select
 from sqlalchemy.dialects.sqlite import insert
 
 from api.db import Database
@@ -25,40 +25,41 @@ class DocumentStore:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def get(self, document_id: str) -> Document | None:
+    def get(self, tenant: str, document_id: str) -> Document | None:
         with self._database.read() as session:
-            return session.get(Document, document_id)
+            return cast(Document | None, session.scalar(_owned(tenant, document_id)))
 
-    def with_content(self, sha256: str) -> Document | None:
+    def with_content(self, tenant: str, sha256: str) -> Document | None:
         with self._database.read() as session:
-            return session.scalar(select(Document).where(Document.sha256 == sha256))
+            return cast(Document | None, session.scalar(_with_content(tenant, sha256)))
 
-    def page(self, limit: int, after: str | None) -> Sequence[Document]:
+    def page(self, tenant: str, limit: int, after: str | None) -> Sequence[Document]:
         """Newest first, at most `limit`, older than the document `after`."""
-        query = select(Document).order_by(Document.id.desc()).limit(limit)
+        query = select(Document).where(Document.tenant_id == tenant).order_by(Document.id.desc()).limit(limit)
         if after is not None:
             query = query.where(Document.id < after)
         with self._database.read() as session:
             return session.scalars(query).all()
 
-    def text(self, document_id: str) -> str | None:
+    def text(self, tenant: str, document_id: str) -> str | None:
         with self._database.read() as session:
-            row = session.get(DocumentText, document_id)
-            return row.text if row else None
+            return cast(str | None, session.scalar(_owned(tenant, document_id, DocumentText.text)))
 
-    def pages(self, document_id: str) -> list[Page] | None:
+    def pages(self, tenant: str, document_id: str) -> list[Page] | None:
         with self._database.read() as session:
-            query = select(DocumentText.pages).where(DocumentText.document_id == document_id)
-            return cast(list[Page] | None, session.scalar(query))
+            return cast(list[Page] | None, session.scalar(_owned(tenant, document_id, DocumentText.pages)))
 
-    def add(self, name: str, sha256: str, num_bytes: int, found: Extracted) -> tuple[Document, bool]:
-        """Keep a document. Returns it, and whether it is new: the same bytes are kept once."""
+    def add(
+        self, tenant: str, name: str, sha256: str, num_bytes: int, found: Extracted
+    ) -> tuple[Document, bool]:
+        """Keep a document. Returns it, and whether it is new: a tenant's same bytes are kept once."""
         with self._database.write() as session:
-            same = session.scalar(select(Document).where(Document.sha256 == sha256))
+            same = session.scalar(_with_content(tenant, sha256))
             if same is not None:
                 return same, False
             document = Document(
                 id=new_id("doc"),
+                tenant_id=tenant,
                 name=name,
                 media_type=found.media_type,
                 num_bytes=num_bytes,
@@ -73,10 +74,10 @@ class DocumentStore:
             session.add(DocumentText(document_id=document.id, text=found.text, pages=found.pages))
         return document, True
 
-    def delete(self, document_id: str) -> None:
+    def delete(self, tenant: str, document_id: str) -> None:
         """Raises LookupError (no such document) and InUse."""
         with self._database.write() as session:
-            document = session.get(Document, document_id)
+            document = session.scalar(_owned(tenant, document_id))
             if document is None:
                 raise LookupError(document_id)
             users = (
@@ -103,3 +104,13 @@ class DocumentStore:
                 .values(document_id=document_id, tokenizer_sha256=tokenizer_sha256, num_tokens=num_tokens)
                 .on_conflict_do_nothing()
             )
+
+
+def _owned(tenant: str, document_id: str, what: Any = Document) -> Select[Any]:
+    """One query whatever there is: another tenant's document takes as long to miss as none."""
+    query = select(what).where(Document.id == document_id, Document.tenant_id == tenant)
+    return query if what is Document else query.join(Document, Document.id == DocumentText.document_id)
+
+
+def _with_content(tenant: str, sha256: str) -> Select[Any]:
+    return select(Document).where(Document.tenant_id == tenant, Document.sha256 == sha256)

@@ -23,7 +23,7 @@ def context_tokens(model: str, folder: ModelFolder | None, workers: list[WorkerS
     return max(cards) if cards else folder.context_tokens if folder else None
 
 
-def admit(services: Services, spec: JobSpec) -> str:
+def admit(services: Services, tenant: str, spec: JobSpec) -> str:
     """The id of the model that the job will run on.
 
     Raises:
@@ -31,7 +31,7 @@ def admit(services: Services, spec: JobSpec) -> str:
     """
     documents = []
     for index, document_id in enumerate(spec.documents):
-        document = services.documents.get(document_id)
+        document = services.documents.get(tenant, document_id)
         if document is None:
             raise not_found(document_id, f"documents[{index}]")
         documents.append(document)

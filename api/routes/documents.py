@@ -14,6 +14,7 @@ from api.documents.pdf import Limits
 from api.documents.store import InUse
 from api.documents.text import Extracted, extract, from_text, normalise
 from api.documents.upload import JsonDocument, Upload, clean_name, read_document, too_large
+from api.gate import CallerDep
 from api.models import Document
 from api.problems import ApiError
 from api.routes.paging import After, Limit, iso, page
@@ -45,49 +46,56 @@ _UPLOAD_SCHEMA = {
 
 
 @router.post("", status_code=201, openapi_extra=_UPLOAD_SCHEMA)
-async def add_document(request: Request, services: ServicesDep) -> JSONResponse:
+async def add_document(request: Request, services: ServicesDep, caller: CallerDep) -> JSONResponse:
     """Keep a document: 201, or 200 with the document that has the same content already."""
     upload = await read_document(request, services.settings.max_upload_bytes)
-    document, is_new = await anyio.to_thread.run_sync(_add, services, upload, limiter=services.readers)
+    document, is_new = await anyio.to_thread.run_sync(
+        _add, services, caller.tenant, upload, limiter=services.readers
+    )
     body = (await anyio.to_thread.run_sync(_views, services, [document]))[0]
     headers = {"Location": f"/v1/documents/{document.id}"}
     return JSONResponse(body, 201 if is_new else 200, headers=headers)
 
 
 @router.get("")
-def list_documents(services: ServicesDep, limit: Limit = 50, after: After = None) -> dict[str, Any]:
-    rows = services.documents.page(limit + 1, after)
+def list_documents(
+    services: ServicesDep, caller: CallerDep, limit: Limit = 50, after: After = None
+) -> dict[str, Any]:
+    rows = services.documents.page(caller.tenant, limit + 1, after)
     views = {view["id"]: view for view in _views(services, rows)}
     return page(rows, limit, lambda row: views[row.id])
 
 
 @router.get("/{document_id}")
-def get_document(document_id: str, services: ServicesDep) -> dict[str, Any]:
-    return _views(services, [_required(services, document_id)])[0]
+def get_document(document_id: str, services: ServicesDep, caller: CallerDep) -> dict[str, Any]:
+    document = services.documents.get(caller.tenant, document_id)
+    if document is None:
+        raise not_found(document_id)
+    return _views(services, [document])[0]
 
 
 @router.get("/{document_id}/text")
-def get_text(document_id: str, services: ServicesDep) -> Response:
+def get_text(document_id: str, services: ServicesDep, caller: CallerDep) -> Response:
     """The normalised text, exactly what the model reads."""
-    text = services.documents.text(document_id)
+    text = services.documents.text(caller.tenant, document_id)
     if text is None:
         raise not_found(document_id)
     return Response(text.encode(), media_type="text/plain; charset=utf-8")
 
 
 @router.get("/{document_id}/pages")
-def get_pages(document_id: str, services: ServicesDep) -> list[dict[str, Any]]:
+def get_pages(document_id: str, services: ServicesDep, caller: CallerDep) -> list[dict[str, Any]]:
     """Character ranges of the pages; an empty list where the text has no page marks."""
-    pages = services.documents.pages(document_id)
+    pages = services.documents.pages(caller.tenant, document_id)
     if pages is None:
         raise not_found(document_id)
     return [dict(item) for item in pages]
 
 
 @router.delete("/{document_id}", status_code=204)
-def delete_document(document_id: str, services: ServicesDep) -> Response:
+def delete_document(document_id: str, services: ServicesDep, caller: CallerDep) -> Response:
     try:
-        services.documents.delete(document_id)
+        services.documents.delete(caller.tenant, document_id)
     except LookupError:
         raise not_found(document_id) from None
     except InUse as error:
@@ -104,22 +112,15 @@ def not_found(document_id: str, param: str | None = None) -> ApiError:
     return ApiError(404, "document_not_found", f"there is no document {document_id!r}", param=param)
 
 
-def _required(services: Services, document_id: str) -> Document:
-    document = services.documents.get(document_id)
-    if document is None:
-        raise not_found(document_id)
-    return document
-
-
-def _add(services: Services, upload: Upload | JsonDocument) -> tuple[Document, bool]:
-    document, is_new = _keep(services, upload)
+def _add(services: Services, tenant: str, upload: Upload | JsonDocument) -> tuple[Document, bool]:
+    document, is_new = _keep(services, tenant, upload)
     folder = services.folders.get(services.settings.model)
     if folder is not None and document.num_chars <= EAGER_COUNT_CHARS:
         services.num_tokens(document, folder)
     return document, is_new
 
 
-def _keep(services: Services, upload: Upload | JsonDocument) -> tuple[Document, bool]:
+def _keep(services: Services, tenant: str, upload: Upload | JsonDocument) -> tuple[Document, bool]:
     limit = services.settings.max_upload_bytes
     if isinstance(upload, JsonDocument):
         data = upload.text.encode()
@@ -127,14 +128,14 @@ def _keep(services: Services, upload: Upload | JsonDocument) -> tuple[Document, 
             raise too_large(limit, len(data))
         found = from_text(normalise(upload.text))
         return services.documents.add(
-            clean_name(upload.name), hashlib.sha256(data).hexdigest(), len(data), found
+            tenant, clean_name(upload.name), hashlib.sha256(data).hexdigest(), len(data), found
         )
     try:
-        same = services.documents.with_content(upload.sha256)
+        same = services.documents.with_content(tenant, upload.sha256)
         if same is not None:
             return same, False
         return services.documents.add(
-            upload.name, upload.sha256, upload.num_bytes, _extract(services, upload)
+            tenant, upload.name, upload.sha256, upload.num_bytes, _extract(services, upload)
         )
     finally:
         upload.path.unlink(missing_ok=True)

@@ -11,6 +11,7 @@ import anyio.to_thread
 from fastapi import APIRouter, Header, Response
 from fastapi.responses import StreamingResponse
 
+from api.gate import CallerDep
 from api.models import JobEvent
 from api.routes.job_view import has_ended, not_found
 from api.services import Services, ServicesDep
@@ -25,10 +26,11 @@ _BATCH = 256
 async def stream_events(
     job_id: str,
     services: ServicesDep,
+    caller: CallerDep,
     last_event_id: Annotated[int, Header(ge=0, le=2**53, description="Resume after this event.")] = 0,
 ) -> Response:
     """204 when the job has ended and the client has seen its last event: it need not come again."""
-    job = await anyio.to_thread.run_sync(services.jobs.get, job_id)
+    job = await anyio.to_thread.run_sync(services.jobs.owned, caller.tenant, job_id)
     if job is None:
         raise not_found(job_id)
     if has_ended(job) and last_event_id >= job.last_seq:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from redis.exceptions import RedisError
 from sqlalchemy import text
 from sqlalchemy.exc import SQLAlchemyError
 
+from api.keys import Caller
 from api.problems import ApiError
 from api.services import Services, ServicesDep
 
@@ -21,10 +22,16 @@ async def live() -> dict[str, str]:
 
 
 @router.get("/ready")
-def ready(services: ServicesDep) -> dict[str, Any]:
-    """200 when database, Redis and a worker with the default model are there, else 503 and which is not."""
+def ready(request: Request, services: ServicesDep) -> dict[str, Any]:
+    """200 when database, Redis and a worker with the default model are there, else 503 and which is not.
+
+    The reasons name hosts and models: where keys are needed, they are for an admin.
+    """
     checks = {"database": _database(services), "redis": _redis(services)}
     checks["worker"] = _worker(services) if checks["redis"] == "ok" else "unknown while Redis is away"
+    caller = cast(Caller | None, request.state.caller)
+    if caller is None or not caller.may("admin"):
+        checks = {name: state if state == "ok" else "not ok" for name, state in checks.items()}
     bad = [f"{name}: {state}" for name, state in checks.items() if state != "ok"]
     if bad:
         raise ApiError(503, "not_ready", "; ".join(bad), headers={"Retry-After": "2"}, checks=checks)

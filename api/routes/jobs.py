@@ -12,6 +12,7 @@ from fastapi.responses import JSONResponse
 from pydantic import ValidationError
 
 from api.documents.upload import read_json
+from api.gate import CallerDep
 from api.models import Job
 from api.moves import Busy, DocumentGone, Finished
 from api.problems import ApiError, from_validation
@@ -60,7 +61,7 @@ _SPEC_SCHEMA = {
 
 
 @router.post("", status_code=202, openapi_extra=_SPEC_SCHEMA)
-async def create_job(request: Request, services: ServicesDep) -> JSONResponse:
+async def create_job(request: Request, services: ServicesDep, caller: CallerDep) -> JSONResponse:
     """Accept a job. It is in the database when this answers and will reach an end whatever happens.
 
     202 while it has not ended, 200 once it has: within `Prefer: wait`, or found by its Idempotency-Key.
@@ -72,26 +73,33 @@ async def create_job(request: Request, services: ServicesDep) -> JSONResponse:
         raise from_validation(error, _TAGS) from None
     key = idempotency.checked_key(request.headers.getlist(idempotency.HEADER))
     digest = idempotency.digest(data) if key is not None else ""
-    job, is_new = await anyio.to_thread.run_sync(_create_once, services, spec, key, digest)
+    job, is_new = await anyio.to_thread.run_sync(_create_once, services, caller.tenant, spec, key, digest)
     headers = {"Location": f"/v1/jobs/{job.id}", **({} if is_new else idempotency.REPLAYED)}
     wait_s = preferred_wait_s(request.headers.getlist("Prefer"))
     if wait_s is not None:
         headers["Preference-Applied"] = f"wait={wait_s}"
-        job = await wait_until(services, job.id, has_ended, wait_s, partial(_required, services, job.id))
+        job = await wait_until(
+            services, job.id, has_ended, wait_s, partial(_required, services, caller.tenant, job.id)
+        )
     return respond(job, 200 if has_ended(job) else 202, headers)
 
 
 @router.get("")
 def list_jobs(
-    services: ServicesDep, state: State | None = None, limit: Limit = 50, after: After = None
+    services: ServicesDep,
+    caller: CallerDep,
+    state: State | None = None,
+    limit: Limit = 50,
+    after: After = None,
 ) -> dict[str, Any]:
-    return page(services.jobs.page(state, limit + 1, after), limit, job_view)
+    return page(services.jobs.page(caller.tenant, state, limit + 1, after), limit, job_view)
 
 
 @router.get("/{job_id}")
 async def get_job(
     job_id: str,
     services: ServicesDep,
+    caller: CallerDep,
     wait: Annotated[float, Query(ge=0, le=MAX_WAIT_S, description="Seconds to wait for a change.")] = 0,
     if_none_match: Annotated[str | None, Header()] = None,
 ) -> Response:
@@ -104,15 +112,17 @@ async def get_job(
             seen = etag(job)
         return not matches(seen, job) or has_ended(job)
 
-    job = await wait_until(services, job_id, is_news, wait, partial(_required, services, job_id))
+    job = await wait_until(
+        services, job_id, is_news, wait, partial(_required, services, caller.tenant, job_id)
+    )
     if matches(if_none_match, job):
         return Response(status_code=304, headers={"ETag": etag(job)})
     return respond(job, 200)
 
 
 @router.get("/{job_id}/result")
-def get_result(job_id: str, services: ServicesDep) -> dict[str, Any]:
-    job = _required(services, job_id)
+def get_result(job_id: str, services: ServicesDep, caller: CallerDep) -> dict[str, Any]:
+    job = _required(services, caller.tenant, job_id)
     if job.state == State.SUCCEEDED:
         result = services.jobs.result(job_id)
         assert result is not None
@@ -124,10 +134,10 @@ def get_result(job_id: str, services: ServicesDep) -> dict[str, Any]:
 
 
 @router.post("/{job_id}/cancel", status_code=202)
-def cancel_job(job_id: str, services: ServicesDep) -> JSONResponse:
+def cancel_job(job_id: str, services: ServicesDep, caller: CallerDep) -> JSONResponse:
     """Ask for an end. A queued job ends at once, a running one as soon as its worker has stopped."""
     try:
-        job = services.jobs.cancel(job_id)
+        job = services.jobs.cancel(caller.tenant, job_id)
     except LookupError:
         raise not_found(job_id) from None
     except Finished as error:
@@ -142,10 +152,10 @@ def cancel_job(job_id: str, services: ServicesDep) -> JSONResponse:
 
 
 @router.post("/{job_id}/retry", status_code=202)
-def retry_job(job_id: str, services: ServicesDep) -> JSONResponse:
+def retry_job(job_id: str, services: ServicesDep, caller: CallerDep) -> JSONResponse:
     """Queue a failed, cancelled or expired job again; its events go on where they were."""
     try:
-        job = services.jobs.retry(job_id)
+        job = services.jobs.retry(caller.tenant, job_id)
     except LookupError:
         raise not_found(job_id) from None
     except Busy as error:
@@ -176,10 +186,10 @@ def retry_job(job_id: str, services: ServicesDep) -> JSONResponse:
 
 
 @router.delete("/{job_id}", status_code=204)
-def delete_job(job_id: str, services: ServicesDep) -> Response:
+def delete_job(job_id: str, services: ServicesDep, caller: CallerDep) -> Response:
     """Delete a finished job with its result and events."""
     try:
-        services.jobs.delete(job_id)
+        services.jobs.delete(caller.tenant, job_id)
     except LookupError:
         raise not_found(job_id) from None
     except Busy as error:
@@ -189,31 +199,33 @@ def delete_job(job_id: str, services: ServicesDep) -> Response:
     return Response(status_code=204)
 
 
-def _create_once(services: Services, spec: JobSpec, key: str | None, body_sha256: str) -> tuple[Job, bool]:
+def _create_once(
+    services: Services, tenant: str, spec: JobSpec, key: str | None, body_sha256: str
+) -> tuple[Job, bool]:
     """The job of this request and whether it is new. A job that is there needs no admission again."""
     while True:
         try:
-            known = services.jobs.keyed(key, body_sha256) if key is not None else None
+            known = services.jobs.keyed(tenant, key, body_sha256) if key is not None else None
         except KeyReused as error:
             raise idempotency.reused(error, spec) from None
         if known is not None:
             return known, False
         with suppress(KeyTaken):  # by a request of the same moment, whose job is now there
-            return _create(services, spec, key, body_sha256), True
+            return _create(services, tenant, spec, key, body_sha256), True
 
 
-def _create(services: Services, spec: JobSpec, key: str | None, body_sha256: str) -> Job:
-    model = admit(services, spec)
+def _create(services: Services, tenant: str, spec: JobSpec, key: str | None, body_sha256: str) -> Job:
+    model = admit(services, tenant, spec)
     try:
-        job = services.jobs.create(spec, model, key, body_sha256)
+        job = services.jobs.create(tenant, spec, model, key, body_sha256)
     except LookupError as error:  # deleted since it was admitted
         raise document_not_found(str(error), "documents") from None
     services.queue.try_follow(job)
     return job
 
 
-def _required(services: Services, job_id: str) -> Job:
-    job = services.jobs.get(job_id)
+def _required(services: Services, tenant: str, job_id: str) -> Job:
+    job = services.jobs.owned(tenant, job_id)
     if job is None:
         raise not_found(job_id)
     return job

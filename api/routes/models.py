@@ -6,6 +6,7 @@ from typing import Any
 
 from fastapi import APIRouter
 
+from api.gate import AdminOnly, CallerDep
 from api.routes.admission import context_tokens, known_models
 from api.services import ServicesDep
 
@@ -13,7 +14,7 @@ router = APIRouter(prefix="/v1", tags=["models"])
 
 
 @router.get("/models")
-def list_models(services: ServicesDep) -> list[dict[str, Any]]:
+def list_models(services: ServicesDep, _caller: CallerDep) -> list[dict[str, Any]]:
     """The default first. `available`: a live worker has it loaded."""
     workers = services.workers()
     views = []
@@ -31,7 +32,7 @@ def list_models(services: ServicesDep) -> list[dict[str, Any]]:
     return views
 
 
-@router.get("/workers")
+@router.get("/workers", dependencies=[AdminOnly])
 def list_workers(services: ServicesDep) -> list[dict[str, Any]]:
-    """The workers whose presence has not run out."""
+    """The workers whose presence has not run out, and the job of each, whosever it is."""
     return [status.model_dump(mode="json") for status in services.workers()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -183,6 +184,22 @@ def write_model_folder(root: Path, model: str = MODEL, context: int = CONTEXT) -
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.save(str(folder / "tokenizer.json"))
     return folder
+
+
+def make_settings(folder: Path, empty_database: Path, redis_url: str) -> Settings:
+    data = folder / "data"
+    data.mkdir()
+    shutil.copy(empty_database, data / "longleaf.db")
+    write_model_folder(folder / "models")
+    return Settings(
+        data=data,
+        models=folder / "models",
+        model=MODEL,
+        port=0,
+        redis_url=redis_url,
+        max_upload_bytes=200_000,
+        reconcile_s=0.05,
+    )
 
 
 def eventually(check: Callable[[], Any], limit_s: float = 10.0) -> Any:

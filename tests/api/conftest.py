@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import redis
-from api_rig import MODEL, Api, FakeWorker, running, write_model_folder
+from api_rig import Api, FakeWorker, make_settings, running
 
 from api.migrate import upgrade
 from api.settings import Settings
@@ -20,22 +19,6 @@ def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("schema") / "longleaf.db"
     upgrade(path)
     return path
-
-
-def make_settings(folder: Path, empty_database: Path, redis_url: str) -> Settings:
-    data = folder / "data"
-    data.mkdir()
-    shutil.copy(empty_database, data / "longleaf.db")
-    write_model_folder(folder / "models")
-    return Settings(
-        data=data,
-        models=folder / "models",
-        model=MODEL,
-        port=0,
-        redis_url=redis_url,
-        max_upload_bytes=200_000,
-        reconcile_s=0.05,
-    )
 
 
 @pytest.fixture

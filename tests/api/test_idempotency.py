@@ -70,9 +70,9 @@ def test_two_requests_at_the_same_moment_make_one_job(api: Api) -> None:
 
 def test_the_database_refuses_a_second_job_of_a_key(api: Api) -> None:
     spec = Summarize(documents=[api.upload()])
-    api.services.jobs.create(spec, "tiny", "k", "digest")
+    api.services.jobs.create("default", spec, "tiny", "k", "digest")
     with pytest.raises(KeyTaken):
-        api.services.jobs.create(spec, "tiny", "k", "digest")
+        api.services.jobs.create("default", spec, "tiny", "k", "digest")
     assert num_jobs(api) == 1
 
 

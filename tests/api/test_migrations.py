@@ -74,7 +74,8 @@ def old_database(path: Path) -> None:
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("PRAGMA foreign_keys=ON")
         connection.execute(
-            "INSERT INTO documents VALUES ('doc_1', 'a.txt', 'text/plain', 4, 4, NULL, 'sha', 'sha', 0.0)"
+            "INSERT INTO documents VALUES "
+            "('doc_1', 'a.txt', 'text/plain', 4, 4, NULL, 'sha', 'sha', 0.0, 'default')"
         )
         connection.execute("INSERT INTO document_texts VALUES ('doc_1', 'text', '[]')")
         connection.commit()
@@ -94,6 +95,26 @@ def test_an_upgrade_keeps_rows_that_refer_to_a_rebuilt_table(tmp_path: Path, nex
     assert backup is not None
     with closing(sqlite3.connect(backup)) as connection:
         assert connection.execute("SELECT name FROM documents").fetchall() == [("a.txt",)]
+
+
+def test_what_was_there_before_tenants_belongs_to_the_default_one(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    engine = create_engine(f"sqlite:///{path}")
+    with engine.begin() as connection:
+        config = migrate.config()
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0003")
+        connection.exec_driver_sql(
+            "INSERT INTO documents VALUES ('doc_1', 'a.txt', 'text/plain', 4, 4, NULL, 'sha', 'sha', 0.0)"
+        )
+        connection.exec_driver_sql("INSERT INTO document_texts VALUES ('doc_1', 'text', '[]')")
+    engine.dispose()
+    migrate.upgrade(path)
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("SELECT tenant_id FROM documents").fetchall() == [("default",)]
+        assert connection.execute("SELECT text FROM document_texts").fetchall() == [("text",)]
+        (secret,) = connection.execute("SELECT secret FROM tenants WHERE id = 'default'").fetchone()
+        assert len(bytes.fromhex(secret)) == 32
 
 
 def test_a_failed_upgrade_leaves_the_database_as_it_was(tmp_path: Path, next_revision: Path) -> None:

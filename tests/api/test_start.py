@@ -150,3 +150,12 @@ def test_a_redis_that_restarts_empty_loses_no_job(settings: Settings, socket_fol
             assert request.job_id == job_id
             FakeWorker(api.redis).say(job_id, request.attempt, EventType.SUCCEEDED, result())
             api.wait_state(job_id, "succeeded")
+
+
+@pytest.mark.parametrize("how", [{"LONGLEAF_HOST": "0.0.0.0"}, {"LONGLEAF_REQUIRE_KEY": "1"}])
+def test_an_api_that_needs_keys_does_not_start_without_one(tmp_path: Path, how: dict[str, str]) -> None:
+    process = api_process(tmp_path, **how)
+    error = process.communicate(timeout=60)[1]
+    assert process.returncode == 1
+    assert "longleaf keys create" in error
+    assert "Traceback" not in error

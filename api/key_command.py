@@ -1,0 +1,73 @@
+"""`python -m api.key_command create|list|revoke`: API keys, in the database itself.
+
+It works while the API runs and before it ever did, since the first key cannot be made over HTTP.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from api.db import Database
+from api.keys import SCOPES, KeyStore
+from api.migrate import MigrationError, upgrade
+from api.routes.paging import iso
+from api.settings import SettingsError, load_settings
+from api.tenants import DEFAULT_TENANT
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    given = _parser().parse_args(words)
+    try:
+        path = load_settings().database
+        upgrade(path)
+    except (SettingsError, MigrationError, OSError) as error:
+        print(f"longleaf keys: {error}", file=sys.stderr)
+        return 1
+    database = Database(path)
+    try:
+        return _run(KeyStore(database), given)
+    finally:
+        database.close()
+
+
+def _run(keys: KeyStore, given: argparse.Namespace) -> int:
+    if given.command == "create":
+        row, plain = keys.create(given.tenant, given.scope or ["submit", "read"], given.name)
+        print(plain)
+        print(
+            f"{row.id}: {', '.join(row.scopes)} for the tenant {given.tenant}; "
+            "the key is shown this once, and only its hash is kept",
+            file=sys.stderr,
+        )
+    elif given.command == "list":
+        for row, tenant in keys.rows():
+            ended = f"revoked {iso(row.revoked_at)}" if row.revoked_at else "valid"
+            print(f"{row.id}  {tenant}  {','.join(row.scopes)}  {iso(row.created_at)}  {ended}  {row.name}")
+    else:
+        try:
+            keys.revoke(given.key_id)
+        except LookupError:
+            print(f"there is no key {given.key_id}; `longleaf keys list` shows them", file=sys.stderr)
+            return 2
+        print(f"{given.key_id}: revoked")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="longleaf keys")
+    commands = parser.add_subparsers(dest="command", required=True)
+    create = commands.add_parser("create", help="make a key and print it, once")
+    create.add_argument(
+        "--tenant", default=DEFAULT_TENANT, help="whom it belongs to; made where it is not there"
+    )
+    create.add_argument("--scope", action="append", choices=SCOPES, help="may be repeated; submit and read")
+    create.add_argument("--name", default="", help="what you call it")
+    commands.add_parser("list", help="show all keys, without what they are")
+    commands.add_parser("revoke", help="end a key").add_argument("key_id")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
