@@ -1,4 +1,4 @@
-"""int4c on the CPU: the attention and the codec of this package in C++, on MLX's own buffers.
+"""The KV formats on the CPU: the attention and the codec of this package in C++, on MLX's own buffers.
 
 Knows how arrays are handed over; the arithmetic is in attention.h and codec.h, the cutting and the
 threads in longleaf.cpp. Arguments and results are those of the plain versions, checked by the caller.
@@ -18,13 +18,25 @@ import numpy.typing as npt
 from kernels.cache_view import CacheView
 from kernels.cpu.build import BuildError
 from kernels.cpu.build import library as build_library
-from kernels.formats import BLOCK_TOKENS, Format, TileLayout, layout_of_blocks, layout_of_tiles, rotation
+from kernels.formats import (
+    BLOCK_TOKENS,
+    FORMATS,
+    Format,
+    TileLayout,
+    layout_of_blocks,
+    layout_of_tiles,
+    rotation,
+)
 
 _DTYPES = {mx.float32: 0, mx.float16: 1, mx.bfloat16: 2}
 
 
 class _Tensor(ctypes.Structure):
     _fields_ = (("data", ctypes.c_void_p), ("stride", ctypes.c_int64 * 3), ("dtype", ctypes.c_int32))
+
+
+class _Coding(ctypes.Structure):
+    _fields_ = tuple((name, ctypes.c_int32) for name in ("k_bits", "v_bits", "rotated"))
 
 
 class _Attention(ctypes.Structure):
@@ -34,6 +46,7 @@ class _Attention(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("rotation", "rotation_transposed")),
         *((n, ctypes.c_int32) for n in ("batch", "num_q_heads", "num_kv_heads", "num_queries", "head_dim")),
         *((n, ctypes.c_int32) for n in ("num_sinks", "num_blocks", "num_tail", "window")),
+        ("coding", _Coding),
         ("scale", ctypes.c_float),
     )
 
@@ -53,13 +66,14 @@ class _Recode(ctypes.Structure):
         ("v", _Tensor),
         *((name, ctypes.c_void_p) for name in ("tiles", "rotation", "rotation_transposed")),
         *((name, ctypes.c_int32) for name in ("num_kv_heads", "num_blocks", "head_dim")),
+        ("coding", _Coding),
     )
 
 
 class Library:
     """The loaded library with the instruction set and the number of threads that its calls take."""
 
-    FORMATS: tuple[Format, ...] = ("int4c",)
+    FORMATS: tuple[Format, ...] = FORMATS
 
     def __init__(self, path: str | os.PathLike[str], threads: int | None = None, isa: str = "") -> None:
         """
@@ -111,6 +125,7 @@ class Library:
             view.num_blocks,
             view.tail_k.shape[2],
             view.window or 0,
+            _coding(TileLayout(head_dim, view.format)),
             scale,
         )
         self._call(self._lib.longleaf_attend, job)
@@ -149,27 +164,26 @@ class Library:
 
     def encode(self, k: mx.array, v: mx.array, format: Format = "int4c") -> mx.array:
         """As `kernels.encode`."""
-        num_heads, num_tokens, head_dim = k.shape
-        layout, num_blocks = layout_of_blocks(k, v, format), num_tokens // BLOCK_TOKENS
+        layout, num_blocks = layout_of_blocks(k, v, format), k.shape[1] // BLOCK_TOKENS
         k, v = _plain(k), _plain(v)
-        tiles = mx.zeros((num_blocks, num_heads, layout.tile_words), dtype=mx.uint32)
+        tiles = mx.zeros((num_blocks, k.shape[0], layout.tile_words), dtype=mx.uint32)
         mx.eval(k, v, tiles)
-        self._recode(self._lib.longleaf_encode, k, v, tiles, head_dim)
+        self._recode(self._lib.longleaf_encode, k, v, tiles, layout)
         return tiles
 
     def decode(
         self, tiles: mx.array, head_dim: int, dtype: mx.Dtype = mx.float32, format: Format = "int4c"
     ) -> tuple[mx.array, mx.array]:
         """As `kernels.decode`."""
-        layout_of_tiles(tiles, head_dim, format)
+        layout = layout_of_tiles(tiles, head_dim, format)
         num_blocks, num_heads = tiles.shape[:2]
         stored = dtype if dtype in _DTYPES else mx.float32
         k, v = (mx.zeros((num_heads, num_blocks * BLOCK_TOKENS, head_dim), dtype=stored) for _ in "kv")
         mx.eval(k, v, tiles)
-        self._recode(self._lib.longleaf_decode, k, v, tiles, head_dim)
+        self._recode(self._lib.longleaf_decode, k, v, tiles, layout)
         return k.astype(dtype), v.astype(dtype)
 
-    def _recode(self, call: object, k: mx.array, v: mx.array, tiles: mx.array, head_dim: int) -> None:
+    def _recode(self, call: object, k: mx.array, v: mx.array, tiles: mx.array, layout: TileLayout) -> None:
         held = _Held()
         num_blocks, num_heads = tiles.shape[:2]
         if not tiles.size:
@@ -178,10 +192,11 @@ class Library:
             held.tensor(k),
             held.tensor(v),
             held.packed(tiles),
-            *_rotation_pointers(head_dim),
+            *_rotation_pointers(layout.head_dim),
             num_heads,
             num_blocks,
-            head_dim,
+            layout.head_dim,
+            _coding(layout),
         )
         self._call(call, job)
 
@@ -252,6 +267,10 @@ def _rotations(head_dim: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.f
 def _rotation_pointers(head_dim: int) -> tuple[int, int]:
     forward, backward = _rotations(head_dim)
     return _pointer(forward), _pointer(backward)
+
+
+def _coding(layout: TileLayout) -> _Coding:
+    return _Coding(layout.k_bits, layout.v_bits, layout.rotated)
 
 
 def _num_cores() -> int:

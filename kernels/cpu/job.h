@@ -5,7 +5,6 @@
 namespace longleaf {
 
 constexpr int kBlockTokens = 128;
-constexpr float kMidrise = 7.5f;
 
 enum DType : int32_t { kFloat32 = 0, kFloat16 = 1, kBFloat16 = 2 };
 
@@ -14,6 +13,12 @@ struct Tensor {
   void* data;
   int64_t stride[3];
   int32_t dtype;
+};
+
+// How the channels of a tile are coded: midrise codes of the rotated basis, or affine ones (kernels/formats.py).
+struct Coding {
+  int32_t k_bits, v_bits;           // 4 or 8
+  int32_t rotated;                  // 0: affine
 };
 
 struct Attention {
@@ -29,6 +34,7 @@ struct Attention {
   int32_t batch, num_q_heads, num_kv_heads, num_queries, head_dim;
   int32_t num_sinks, num_blocks, num_tail;
   int32_t window;                   // 0: no limit
+  Coding coding;
   float scale;
 };
 
@@ -48,21 +54,36 @@ struct Recode {
   const float* rotation;
   const float* rotation_transposed;
   int32_t num_kv_heads, num_blocks, head_dim;
+  Coding coding;
+};
+
+// The codes of a tile's keys or of its values, in 32-bit words.
+struct Codes {
+  int bits, row_words, group_words, words;  // of a code, of a token, of its group, of all
 };
 
 // Where the parts of a tile stand, in 32-bit words (kernels/formats.py).
 struct Layout {
-  int head_dim, num_groups, group_size, row_words, codes_words, scales_words, mean_words;
-  explicit Layout(int dim)
+  int head_dim, num_groups, group_size, scales_words, mean_words;
+  bool rotated;
+  Codes k, v;
+  Layout(int dim, const Coding& coding)
       : head_dim(dim),
         num_groups((dim + 63) / 64),
         group_size(dim / num_groups),
-        row_words(dim / 8),
-        codes_words(kBlockTokens * dim / 8),
         scales_words(kBlockTokens * num_groups / 2),
-        mean_words(dim / 2) {}
-  int k_words() const { return codes_words + scales_words + mean_words; }
-  int tile_words() const { return k_words() + codes_words + scales_words; }
+        mean_words(dim / 2),
+        rotated(coding.rotated),
+        k(codes(coding.k_bits)),
+        v(codes(coding.v_bits)) {}
+  int k_words() const { return k.words + scales_words + (rotated ? mean_words : scales_words); }
+  int v_words() const { return v.words + (rotated ? 1 : 2) * scales_words; }
+  int tile_words() const { return k_words() + v_words(); }
+
+ private:
+  Codes codes(int bits) const {
+    return {bits, head_dim * bits / 32, group_size * bits / 32, kBlockTokens * head_dim * bits / 32};
+  }
 };
 
 // How one attention call is cut. A part is a range of blocks, the sinks, or a range of a row's tail; each
@@ -70,7 +91,7 @@ struct Layout {
 struct Plan {
   int rows;                         // query rows of one KV head: batch * group * num_queries
   int group;                        // query heads per KV head
-  int num_splits;                   // parts over the blocks, whose partials are in the rotated basis
+  int num_splits;                   // parts over the blocks, whose partials are in the codes' basis
   int sink_parts;                   // 0 or 1
   int tail_parts, tail_part_tokens; // parts of one row's tail
   int parts;                        // partials per row

@@ -16,6 +16,7 @@ typedef float vf __attribute__((vector_size(4 * LANES)));
 typedef int32_t vi __attribute__((vector_size(4 * LANES)));
 typedef uint32_t vu __attribute__((vector_size(4 * LANES)));
 typedef uint16_t vh __attribute__((vector_size(2 * LANES)));
+typedef uint8_t vb __attribute__((vector_size(LANES)));
 
 // Every load may be unaligned: MLX's buffers are.
 INLINE vf load(const float* p) { vf x; memcpy(&x, p, sizeof x); return x; }
@@ -28,22 +29,44 @@ INLINE vf vmin(vf a, vf b) { return a < b ? a : b; }
 // Small non-negative integers only: they are the same signed and unsigned, and signed converts in one instruction.
 INLINE vf to_float(vu x) { return __builtin_convertvector((vi)x, vf); }
 
-// Nibble j of every lane as (code − 7.5) · kPlace[j], exactly. With a table of 16 floats in a register any
-// nibble costs a shift and a look-up; without, it is left where it stands, and its owner divides by kPlace.
+// Code j of every lane as (code − midrise) · Places<BITS>::at[j], exactly; midrise is 7.5 or 127.5. With a table of
+// 16 floats in a register any nibble costs a shift and a look-up; everything else is left where it stands, and
+// its owner divides by the place.
+template <int BITS>
+constexpr float kMidrise = BITS == 8 ? 127.5f : 7.5f;
+template <int BITS>
+constexpr int kCodesPerWord = 32 / BITS;
+template <int BITS>
+struct Places;
+template <>
+struct Places<8> {
+  static constexpr float at[4] = {0x1p0f, 0x1p8f, 0x1p16f, 0x1p0f};
+};
 #if LANES == 16
-constexpr float kPlace[8] = {1, 1, 1, 1, 1, 1, 1, 1};
+template <>
+struct Places<4> {
+  static constexpr float at[8] = {1, 1, 1, 1, 1, 1, 1, 1};
+};
 INLINE vf look_up(vu x) {
   const vf table = {-7.5f, -6.5f, -5.5f, -4.5f, -3.5f, -2.5f, -1.5f, -0.5f,
                     0.5f,  1.5f,  2.5f,  3.5f,  4.5f,  5.5f,  6.5f,  7.5f};
   return (vf)_mm512_permutexvar_ps((__m512i)x, (__m512)table);
 }
-INLINE vf centred(vu x, int j) { return look_up(x >> 4 * j); }
 #else
-constexpr float kPlace[8] = {0x1p0f, 0x1p4f, 0x1p8f, 0x1p12f, 0x1p16f, 0x1p20f, 0x1p24f, 0x1p0f};
-INLINE vf centred(vu x, int j) {
-  return to_float(j < 7 ? x & 15u << 4 * j : x >> 28) - 7.5f * kPlace[j];
-}
+template <>
+struct Places<4> {
+  static constexpr float at[8] = {0x1p0f, 0x1p4f, 0x1p8f, 0x1p12f, 0x1p16f, 0x1p20f, 0x1p24f, 0x1p0f};
+};
 #endif
+template <int BITS>
+INLINE vf centred(vu x, int j) {
+#if LANES == 16
+  if constexpr (BITS == 4) return look_up(x >> 4 * j);
+#endif
+  constexpr int last = kCodesPerWord<BITS> - 1;
+  constexpr uint32_t mask = (1u << BITS) - 1;
+  return to_float(j < last ? x & mask << BITS * j : x >> (32 - BITS)) - kMidrise<BITS> * Places<BITS>::at[j];
+}
 
 // Halves onto halves, so that the compiler keeps them in vectors.
 INLINE float sum(vf x) {
