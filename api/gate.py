@@ -15,6 +15,7 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from sqlalchemy.exc import OperationalError
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from api import browser
 from api.keys import ANYONE_HERE, Caller, KeyStore
 from api.keys import Scope as KeyScope
 from api.problems import ApiError, database_problem, problem
@@ -58,6 +59,7 @@ async def _admitted(request: Request) -> Caller | None:
             return None
         if services.settings.needs_key:
             raise _unauthorized("key_required", "this API asks for a key: send Authorization: Bearer llk_…")
+        browser.check(request, services.settings.allowed_hosts)
         return ANYONE_HERE
     caller = await anyio.to_thread.run_sync(_find, services.keys, credential, path)
     if caller is None:

@@ -5,13 +5,14 @@ It owns names, defaults and the messages for bad values. It opens nothing.
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic_settings import NoDecode
 
+from api.addresses import is_loopback
 from jobs.settings import DEFAULT_PORT, RedisUrl, SettingsError, SharedSettings, default_model, load
 
 __all__ = ["Settings", "SettingsError", "load_settings"]
@@ -34,11 +35,12 @@ def _model_id(value: str) -> str:
     return value
 
 
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+def _names(value: object) -> object:
+    return (
+        [part.strip().lower() for part in value.split(",") if part.strip()]
+        if isinstance(value, str)
+        else value
+    )
 
 
 Bytes = Annotated[int, BeforeValidator(_bytes), Field(ge=1024)]
@@ -53,6 +55,8 @@ class Settings(SharedSettings):
     require_key: bool = False
     """Whether an API key is asked for on a loopback address too."""
     redis_url: RedisUrl = Field(default="redis://127.0.0.1:6379/0", validation_alias="REDIS_URL")
+    allowed_hosts: Annotated[list[str], NoDecode, BeforeValidator(_names)] = Field(default=[])
+    """Names, besides this machine's own, by which the API may be asked without a key; with commas between."""
     max_upload_bytes: Bytes = 50_000_000
     extract_wall_s: Seconds = 60.0
     """A PDF whose text takes longer is refused."""
@@ -68,7 +72,7 @@ class Settings(SharedSettings):
     @property
     def needs_key(self) -> bool:
         """Whether requests need an API key: always where others than this machine can send some."""
-        return self.require_key or not _is_loopback(self.host)
+        return self.require_key or not is_loopback(self.host)
 
     @property
     def database(self) -> Path:

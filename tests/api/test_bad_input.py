@@ -64,7 +64,7 @@ JSON = {"Content-Type": "application/json"}
 FORM = {"Content-Type": "application/x-www-form-urlencoded"}
 MULTIPART = {"Content-Type": "multipart/form-data; boundary=b"}
 PART = b'--b\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'
-HEAD = b"POST /v1/documents HTTP/1.1\r\nHost: x\r\nContent-Type: multipart/form-data; boundary=b\r\n"
+HEAD = b"POST /v1/documents HTTP/1.1\r\nHost: localhost\r\nContent-Type: multipart/form-data; boundary=b\r\n"
 BODIES: list[tuple[str, dict[str, str], bytes, int, str, str | None]] = [
     ("no content type", {}, b"text", 415, "unsupported_media_type", "Content-Type"),
     ("plain text", {"Content-Type": "text/plain"}, b"text", 415, "unsupported_media_type", "Content-Type"),
