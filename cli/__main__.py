@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from pydantic import BaseModel, ValidationError
@@ -40,6 +40,11 @@ err = Console(stderr=True)
 
 Model = Annotated[str | None, typer.Option(help="Model id; the server's default where absent.")]
 MaxTokens = Annotated[int, typer.Option("--max-tokens", min=1, help="Limit of each answer.")]
+Temperature = Annotated[float, typer.Option(help="0 takes the likeliest token each time.")]
+TopP = Annotated[float, typer.Option("--top-p", help="Draw from the likeliest tokens of this share.")]
+Seed = Annotated[int | None, typer.Option(help="The same seed gives the same answer.")]
+Stop = Annotated[list[str] | None, typer.Option(help="Ends an answer before this text; may be repeated.")]
+Thinking = Annotated[bool, typer.Option("--thinking", help="Let a model that can think before it answers.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the API's JSON.")]
 Source = Annotated[str, typer.Argument(help="A file (text, Markdown, PDF) or a document id.")]
 Data = Annotated[Path | None, typer.Option(help="Data folder (LONGLEAF_DATA).")]
@@ -83,20 +88,19 @@ def submit(
     wait: Annotated[bool, typer.Option("--wait", help="Watch the job and print its result.")] = False,
     model: Model = None,
     max_tokens: MaxTokens = 512,
+    temperature: Temperature = 0.0,
+    top_p: TopP = 1.0,
+    seed: Seed = None,
+    stop: Stop = None,
+    thinking: Thinking = False,
 ) -> None:
     """Send a job over a document and print the job's id."""
     if summarize and prompt is not None:
         _refuse("--summarize and --prompt exclude each other")
     with _client() as client:
-        documents = [_document_id(client, source)]
-        spec: Summarize | Prompt
+        common = _common(client, source, model, max_tokens, temperature, top_p, seed, stop, thinking)
         with _valid_spec():
-            if prompt is None:
-                spec = Summarize(documents=documents, model=model, max_output_tokens=max_tokens)
-            else:
-                spec = Prompt(
-                    documents=documents, model=model, max_output_tokens=max_tokens, instruction=prompt
-                )
+            spec = Summarize(**common) if prompt is None else Prompt(**common, instruction=prompt)
         job = client.submit(spec)
         if not wait:
             print(job.id)
@@ -110,13 +114,18 @@ def ask(
     questions: Annotated[list[str], typer.Argument(help="One or more questions.")],
     model: Model = None,
     max_tokens: MaxTokens = 512,
+    temperature: Temperature = 0.0,
+    top_p: TopP = 1.0,
+    seed: Seed = None,
+    stop: Stop = None,
+    thinking: Thinking = False,
     as_json: AsJson = False,
 ) -> None:
     """Ask questions about a document and print the answers."""
     with _client() as client:
-        documents = [_document_id(client, source)]
+        common = _common(client, source, model, max_tokens, temperature, top_p, seed, stop, thinking)
         with _valid_spec():
-            spec = Ask(documents=documents, questions=questions, model=model, max_output_tokens=max_tokens)
+            spec = Ask(**common, questions=questions)
         job = client.submit(spec)
         _finish(client, _watch(client, job.id), as_json)
 
@@ -229,6 +238,8 @@ def show_result(console: Console, result: Result) -> None:
     for output in result.outputs:
         if output.question is not None:
             console.print(f"[bold]{escape(output.question)}[/bold]")
+        if output.thinking is not None:
+            console.print(f"[dim]{escape(output.thinking)}[/dim]\n", highlight=False, soft_wrap=True)
         console.print(output.text.strip(), markup=False, highlight=False, soft_wrap=True)
         usage, timing = output.usage, output.timing
         rate = f", {usage.output_tokens / timing.decode_s:,.0f} tokens/s" if timing.decode_s > 0 else ""
@@ -267,6 +278,30 @@ def _watch(client: Client, job_id: str) -> Job:
     except KeyboardInterrupt:
         _say(f"the job goes on; `longleaf wait {job_id}` watches it, `longleaf cancel {job_id}` stops it")
         raise typer.Exit(EXIT_INTERRUPTED) from None
+
+
+def _common(
+    client: Client,
+    source: str,
+    model: str | None,
+    max_tokens: int,
+    temperature: float,
+    top_p: float,
+    seed: int | None,
+    stop: list[str] | None,
+    thinking: bool,
+) -> dict[str, Any]:
+    """The fields that every type of job has."""
+    return {
+        "documents": [_document_id(client, source)],
+        "model": model,
+        "max_output_tokens": max_tokens,
+        "temperature": temperature,
+        "top_p": top_p,
+        "seed": seed,
+        "stop": stop or [],
+        "thinking": thinking,
+    }
 
 
 def _document_id(client: Client, source: str) -> str:

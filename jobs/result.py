@@ -15,6 +15,11 @@ class Usage(BaseModel):
     """Tokens whose KV came from a stored prefix."""
     prefilled_tokens: int = 0
     output_tokens: int = 0
+    """Thinking's included."""
+    drafted_tokens: int = 0
+    """Tokens guessed from the prompt and the answer so far, and checked several at a time."""
+    accepted_tokens: int = 0
+    """Guesses that were right; they are among the output tokens."""
 
 
 class Timing(BaseModel):
@@ -23,6 +28,7 @@ class Timing(BaseModel):
     restore_s: float = 0.0
     prefill_s: float = 0.0
     decode_s: float = 0.0
+    """Answers that are written together share the time of each step evenly, so sums are true."""
     time_to_first_token_s: float = 0.0
     """From the start of the work on this output to its first token."""
 
@@ -32,7 +38,10 @@ class Output(BaseModel):
 
     text: str
     question: str | None = None
-    finish_reason: Literal["stop", "length", "repetition", "context"]
+    thinking: str | None = None
+    """What the model thought before it answered; None if it didn't."""
+    finish_reason: Literal["stop", "length", "repetition"]
+    """`stop` by the model or a stop string, `length` at max_output_tokens, `repetition` in a loop."""
     usage: Usage
     timing: Timing
     prefix: Literal["none", "exact", "continued"]

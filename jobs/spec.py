@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, TypeAdapter
 
 Text = Annotated[str, Field(min_length=1, max_length=20_000)]
+StopString = Annotated[str, StringConstraints(strip_whitespace=False, min_length=1, max_length=64)]
+"""White space counts: a line end is a useful stop."""
 
 
 class _Spec(BaseModel):
@@ -17,12 +19,26 @@ class _Spec(BaseModel):
     model: str | None = None
     """Model id; the server's default where it is absent."""
     max_output_tokens: int = Field(default=512, ge=1, le=32_768)
-    """For each answer of the job, not for all of them together."""
+    """For each answer of the job, not for all of them together; thinking counts."""
     temperature: float = Field(default=0.0, ge=0.0, le=2.0)
+    """0 takes the likeliest token each time; the filters and the seed then change nothing."""
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
+    top_k: int = Field(default=0, ge=0, le=1000)
+    """Only the k likeliest tokens; 0 for no limit."""
+    min_p: float = Field(default=0.0, ge=0.0, le=1.0)
+    """Only tokens at least this likely in proportion to the likeliest."""
     repetition_penalty: float | None = Field(default=None, ge=1.0, le=2.0)
     """Makes tokens of the last 64 less likely; 1 is none. Absent: 1.1 for a summary, none elsewhere."""
+    presence_penalty: float = Field(default=0.0, ge=-2.0, le=2.0)
+    """Taken once from the logit of every token that the answer holds."""
+    frequency_penalty: float = Field(default=0.0, ge=-2.0, le=2.0)
+    """Taken from a token's logit for each time that the answer holds it."""
     seed: int | None = Field(default=None, ge=0, lt=2**32)
+    """The same seed gives the same answer; the n-th question of a job counts from `seed` + n."""
+    stop: list[StopString] = Field(default=[], max_length=8)
+    """Strings that end an answer and are not part of it. Thinking is not searched."""
+    thinking: bool = False
+    """Whether a model that can think is asked to. What it thinks is kept apart from the answer."""
     reuse: bool = True
     """Whether stored prefixes may be read and written for this job."""
     expires_after: int | None = Field(default=None, ge=1, le=2_592_000)

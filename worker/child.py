@@ -50,19 +50,33 @@ class Channel:
         self._writer.flush()
 
 
-class ChildReport:
-    """Turns what the engine reports into messages, and a stop from the parent into `Stopped`."""
+class JobReport:
+    """Turns what the engine reports of a job's outputs into messages."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self._index, self._num_outputs = 0, 1
+        self._outputs: list[OutputReport] = []
+
+    def output(self, index: int, num_outputs: int) -> OutputReport:
+        report = OutputReport(self._channel, self, index, num_outputs)
+        self._outputs.append(report)
+        return report
+
+    def flush(self, held_since: float = float("inf")) -> None:
+        """Send the text that was held back at that time already; all of it where no time is given."""
+        for output in self._outputs:
+            output.flush(held_since)
+
+
+class OutputReport:
+    """What the engine reports of one output, and a stop from the parent as `Stopped`."""
+
+    def __init__(self, channel: Channel, job: JobReport, index: int, num_outputs: int) -> None:
+        self._channel, self._job = channel, job
+        self._index, self._num_outputs = index, num_outputs
         self._phase: str | None = None
         self._phase_began = self._phase_start = 0.0
         self._text, self._text_since = "", 0.0
-
-    def begin_output(self, index: int, num_outputs: int) -> None:
-        self.flush()
-        self._index, self._num_outputs, self._phase = index, num_outputs, None
 
     def check(self) -> None:
         from worker.engine.errors import Stopped
@@ -79,8 +93,8 @@ class ChildReport:
     ) -> None:
         now = time.monotonic()
         if phase != self._phase:
-            # What was known before the phase began is not its work.
-            start = cached_tokens if phase == "prefill" else 0
+            # What was known or said before the phase was first heard of is not work of this time.
+            start = {"prefill": cached_tokens, "decode": num_done}.get(phase, 0)
             self._phase, self._phase_began, self._phase_start = phase, now, start
         elapsed, worked = now - self._phase_began, num_done - self._phase_start
         rate = worked / elapsed if elapsed > 0 else 0.0
@@ -101,14 +115,13 @@ class ChildReport:
         if not self._text:
             self._text_since = now
         self._text += text
-        if now - self._text_since >= DELTA_INTERVAL_S:
-            self.flush()
+        # Outputs of a batch speak by turns: what an ended one has left goes out with another's text.
+        self._job.flush(now - DELTA_INTERVAL_S)
 
-    def flush(self) -> None:
-        """Send the text that is held back."""
-        if self._text:
+    def flush(self, held_since: float) -> None:
+        if self._text and self._text_since <= held_since:
             self._event(EventType.DELTA, {"output_index": self._index, "text": self._text})
-        self._text = ""
+            self._text = ""
 
     def _event(self, kind: Literal[EventType.PROGRESS, EventType.DELTA], data: dict[str, Any]) -> None:
         self._channel.send(protocol.ChildEvent(type=kind, data=data))
@@ -119,7 +132,7 @@ def do(engine: Any, run: protocol.Run, channel: Channel) -> protocol.End:
     from worker import tasks
     from worker.engine.engine import Document, EngineError, Stopped
 
-    report = ChildReport(channel)
+    report = JobReport(channel)
     documents = [Document(d.name, d.text) for d in run.documents]
     try:
         result = tasks.run(engine, run.request.spec, documents, report)

@@ -19,7 +19,7 @@ class Request(BaseHTTPRequestHandler):
         self.answer()
 
     def do_POST(self) -> None:
-        self.rfile.read(int(self.headers.get("content-length", 0)))
+        self.body = self.rfile.read(int(self.headers.get("content-length", 0)))
         self.answer()
 
     def reply(self, status: int, body: Any, content_type: str = "application/json", **headers: str) -> None:

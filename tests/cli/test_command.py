@@ -85,6 +85,43 @@ def test_submit_prints_the_job_id_alone(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "job_1\n")
 
 
+def test_options_of_the_answer_reach_the_api(tmp_path: Path) -> None:
+    sent = []
+
+    def keep(request: Request) -> None:
+        if request.path == "/v1/jobs":
+            sent.append(json.loads(request.body))
+        finished_job(request)
+
+    options = ["--temperature", "0.7", "--top-p", "0.9", "--seed", "3", "--stop", "END", "--stop", "\n"]
+    with fake_api(keep) as url:
+        longleaf(tmp_path, "ask", "doc_1", "How many?", *options, "--thinking", api=url)
+        longleaf(tmp_path, "submit", "doc_1", *options, api=url)
+    wanted = {"temperature": 0.7, "top_p": 0.9, "seed": 3, "stop": ["END", "\n"]}
+    assert [{key: spec[key] for key in wanted} for spec in sent] == [wanted, wanted]
+    assert [spec["thinking"] for spec in sent] == [True, False]
+
+
+def test_an_option_out_of_bounds_is_refused_before_anything_is_sent(tmp_path: Path) -> None:
+    with fake_api(finished_job) as url:
+        done = longleaf(tmp_path, "ask", "doc_1", "How many?", "--temperature", "3", api=url)
+    assert done.returncode == 2
+    assert "temperature" in done.stderr
+
+
+def test_thinking_is_printed_before_the_answer(tmp_path: Path) -> None:
+    def thoughtful(request: Request) -> None:
+        if request.path.endswith("/result"):
+            output = {**RESULT["outputs"][0], "thinking": "Six by [nine]?"}
+            request.reply(200, {**RESULT, "outputs": [output]})
+        else:
+            finished_job(request)
+
+    with fake_api(thoughtful) as url:
+        done = longleaf(tmp_path, "result", "job_1", api=url)
+    assert done.stdout.index("Six by [nine]?") < done.stdout.index("Forty-two.")
+
+
 def test_failed_job_exits_with_1_and_its_reason(tmp_path: Path) -> None:
     with fake_api(failed_job) as url:
         done = longleaf(tmp_path, "ask", "doc_1", "How many?", api=url)

@@ -1,93 +1,69 @@
-"""From logits to text, one token at a time."""
+"""From logits to tokens: one answer by itself, with drafts where they pay."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Protocol
 
 import mlx.core as mx
-from mlx_lm.sample_utils import make_repetition_penalty, make_sampler
 
+from worker.engine.answer import Answer
 from worker.engine.kv_cache import KVCache
 from worker.engine.model import Model
-from worker.engine.report import Report
-
-PENALTY_TOKENS = 64
-_LONGEST_LOOP = 32
-_LOOP_TOKENS = 96
-"""A text whose last 96 tokens repeat with a period of at most 32, three times or more, is a loop."""
+from worker.engine.sampling import token_ids
+from worker.engine.speculate import Drafter
 
 
-@dataclass(frozen=True)
-class Sampling:
-    max_output_tokens: int
-    temperature: float = 0.0
-    top_p: float = 1.0
-    seed: int | None = None
-    repetition_penalty: float = 1.0
-    """Divides the likelihood of the tokens that the last `PENALTY_TOKENS` of the answer hold; 1 is none."""
+class Cache(Protocol):
+    layers: list[Any]
+    """What mlx_lm's layers take as their cache, one for each."""
 
 
-@dataclass(frozen=True)
-class Decoded:
-    text: str
-    tokens: list[int]
-    """Without the token that ended the text."""
-    finish_reason: Literal["stop", "length", "repetition"]
-    first_token_at: float
-    """By `time.perf_counter`."""
+def forward(model: Model, cache: Cache, tokens: mx.array) -> mx.array:
+    """Run (B, Sq) token ids, at most 16 in a row, through the model; the cache grows by them.
+
+    Returns:
+        (B, Sq, vocab) float32 logits, not yet evaluated.
+    """
+    h = model.embed(tokens)
+    for layer, layer_cache in zip(model.layers, cache.layers, strict=True):
+        h = layer(h, mask=None, cache=layer_cache)
+    logits: mx.array = model.head(model.norm(h))
+    return logits.astype(mx.float32)
 
 
-def decode_text(
-    model: Model, cache: KVCache, logits: mx.array, sampling: Sampling, cached_tokens: int, report: Report
-) -> Decoded:
-    """Generate until an end token, the token limit or a loop.
+def decode_answer(model: Model, cache: KVCache, answer: Answer, drafter: Drafter | None) -> None:
+    """Write an answer that has begun to its end.
+
+    Drafts change how many tokens a step checks, never which are chosen: each is drawn as it would be without
+    them, and the first that differs from its draft is the last of its step.
 
     Args:
-        cache: holds the prompt; grows by the generated tokens.
-        logits: (1, vocab) after the prompt's last token.
+        cache: holds the prompt; grows by the answer, drafts that are refused left out.
     """
-    if sampling.seed is not None:
-        mx.random.seed(sampling.seed)
-    sampler = make_sampler(temp=sampling.temperature, top_p=sampling.top_p)
-    penalise = make_repetition_penalty(sampling.repetition_penalty, PENALTY_TOKENS)
-    detokenizer = model.tokenizer.detokenizer
-    detokenizer.reset()
-    tokens: list[int] = []
-    first_token_at = 0.0
-    finish: Literal["stop", "length", "repetition"] = "length"
-    while True:
-        report.check()
-        if sampling.repetition_penalty != 1.0 and tokens:
-            logits = penalise(mx.array(tokens[-PENALTY_TOKENS:]), logits)
-        token: int = sampler(logits - mx.logsumexp(logits, axis=-1, keepdims=True)).item()
-        first_token_at = first_token_at or time.perf_counter()
-        if token in model.eos_token_ids:
-            finish = "stop"
-            break
-        tokens.append(token)
-        detokenizer.add_token(token)
-        report.delta(detokenizer.last_segment)
-        report.progress("decode", len(tokens), sampling.max_output_tokens, cached_tokens)
-        if is_loop(tokens):
-            finish = "repetition"
-            break
-        if len(tokens) == sampling.max_output_tokens:
-            break
-        h = model.embed(mx.array([[token]]))
-        for layer, layer_cache in zip(model.layers, cache.layers, strict=True):
-            h = layer(h, mask=None, cache=layer_cache)
-        logits = model.logits(h)
-        mx.eval(logits, cache.arrays())
-    detokenizer.finalize()
-    report.delta(detokenizer.last_segment)
-    return Decoded(detokenizer.text, tokens, finish, first_token_at)
+    began = time.perf_counter()
+    while answer.finish_reason is None:
+        answer.report.check()
+        num_room = answer.sampling.max_output_tokens - len(answer.tokens) - 1
+        draft = drafter.draft(answer.tokens, num_room) if drafter else []
+        chosen = _step(model, cache, answer, draft)
+        num_accepted = next((i for i, token in enumerate(draft) if token != chosen[i]), len(draft))
+        if drafter and draft:
+            cache.drop(len(draft) - num_accepted)
+            drafter.judge(num_accepted)
+        num_before = len(answer.tokens)
+        for token in chosen[: num_accepted + 1]:
+            answer.take(token)
+            if answer.finish_reason is not None:
+                break
+        answer.report_progress()
+        answer.num_drafted += len(draft)
+        answer.num_accepted += min(num_accepted, len(answer.tokens) - num_before)
+    answer.decode_s += time.perf_counter() - began
 
 
-def is_loop(tokens: list[int]) -> bool:
-    """Whether the text has begun to repeat itself without end."""
-    end = tokens[-_LOOP_TOKENS:]
-    if len(end) < _LOOP_TOKENS:
-        return False
-    return any(end[period:] == end[:-period] for period in range(1, _LONGEST_LOOP + 1))
+def _step(model: Model, cache: KVCache, answer: Answer, draft: list[int]) -> list[int]:
+    """What follows the answer's last token and each token of the draft, were those before it right."""
+    logits = forward(model, cache, mx.array([[answer.tokens[-1], *draft]]))
+    chosen = [answer.sampler.choose(logits[:, i], answer.tokens + draft[:i]) for i in range(len(draft) + 1)]
+    return token_ids(chosen, cache.arrays())

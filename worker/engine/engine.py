@@ -243,9 +243,9 @@ class Engine:
 
     def _max_rows(self, group: Sequence[_Work], cache: KVCache) -> int:
         """How many answers fit into the memory at a time, beside what one needs."""
-        longest = max(group, key=lambda work: len(work.prompt.tokens) + work.request.sampling.max_output_tokens)
+        longest = max(group, key=lambda work: work.num_behind)
         free = self._check_memory(longest.prompt, longest.request.sampling)
-        per_row = row_bytes(cache, max(work.num_behind for work in group))
+        per_row = row_bytes(cache, longest.num_behind)
         return max(1, min(MAX_ROWS, free // per_row))
 
     def count_tokens(self, documents: Sequence[Document], instruction: str) -> int:

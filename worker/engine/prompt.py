@@ -7,6 +7,7 @@ contain control tokens: `<|im_end|>` inside a document is text.
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +17,12 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from worker.engine.errors import EngineError
+from worker.engine.thinking import OPEN, Stage
 
 SYSTEM = "You answer from the document that the user gives you. You are brief and exact."
 _MARK = "\x1fUSER MESSAGE\x1f"
 # Templates that print today's date would make every day's prompt differ before the document.
-_FIXED_DATE = "26 Jul 2024"
+_FIXED_DAY = datetime.date(2024, 7, 26)
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,17 @@ class Prompt:
     """(n,) uint32."""
     document_end: int
     """How many leading tokens do not depend on the instruction."""
+    stage: Stage
+    """Where the answer's text begins: in or before thinking, or in the answer of a model that knows none."""
+
+
+@dataclass(frozen=True)
+class _Frame:
+    """What the template puts around the user's message."""
+
+    before: list[int]
+    after: list[int]
+    stage: Stage
 
 
 class PromptBuilder:
@@ -50,13 +63,18 @@ class PromptBuilder:
         for tokenizer in (self._control, self._text):
             tokenizer.no_truncation()
             tokenizer.no_padding()
-        self._before, self._after = self._template(chat_tokenizer)
+        self._frames = {thinking: self._frame(chat_tokenizer, thinking) for thinking in (False, True)}
         self._last: tuple[tuple[Document, ...], list[int]] | None = None
 
-    def build(self, documents: Sequence[Document], instruction: str) -> Prompt:
-        head = self._before + self._document_tokens(tuple(documents))
-        tail = self._text.encode("\n\n" + instruction, add_special_tokens=False).ids + self._after
-        return Prompt(np.array(head + tail, dtype=np.uint32), document_end=len(head))
+    def build(self, documents: Sequence[Document], instruction: str, thinking: bool = False) -> Prompt:
+        """
+        Args:
+            thinking: whether the template is told to let the model think first.
+        """
+        frame = self._frames[thinking]
+        head = frame.before + self._document_tokens(tuple(documents))
+        tail = self._text.encode("\n\n" + instruction, add_special_tokens=False).ids + frame.after
+        return Prompt(np.array(head + tail, dtype=np.uint32), len(head), frame.stage)
 
     def _document_tokens(self, documents: tuple[Document, ...]) -> list[int]:
         if self._last is None or self._last[0] != documents:
@@ -68,13 +86,14 @@ class PromptBuilder:
             self._last = documents, self._text.encode(text, add_special_tokens=False).ids
         return self._last[1]
 
-    def _template(self, chat_tokenizer: Any) -> tuple[list[int], list[int]]:
+    def _frame(self, chat_tokenizer: Any, thinking: bool) -> _Frame:
         """Token ids before and after the user's message; exactly one BOS if the model has one."""
         messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": _MARK}]
-        text = _render(chat_tokenizer, messages)
+        text = _render(chat_tokenizer, messages, thinking)
         if text is None or text.count(_MARK) != 1:
             # Some templates refuse a system message: its words open the user's message there.
-            text = _render(chat_tokenizer, [{"role": "user", "content": f"{SYSTEM}\n\n{_MARK}"}])
+            message = {"role": "user", "content": f"{SYSTEM}\n\n{_MARK}"}
+            text = _render(chat_tokenizer, [message], thinking)
         if text is None or text.count(_MARK) != 1:
             raise EngineError(
                 "no_chat_template", "The model's chat template does not show the user's message exactly once."
@@ -84,10 +103,15 @@ class PromptBuilder:
         bos = chat_tokenizer.bos_token_id
         if bos is not None and self._control.encode("a").ids[:1] == [bos] and ids[:1] != [bos]:
             ids = [bos, *ids]
-        return ids, self._control.encode(after, add_special_tokens=False).ids
+        stage: Stage = "answer"
+        if after.rstrip().endswith(OPEN):
+            stage = "thinking"
+        elif OPEN in after or self._control.token_to_id(OPEN) is not None:
+            stage = "before"
+        return _Frame(ids, self._control.encode(after, add_special_tokens=False).ids, stage)
 
 
-def _render(tokenizer: Any, messages: list[dict[str, str]]) -> str | None:
+def _render(tokenizer: Any, messages: list[dict[str, str]], thinking: bool) -> str | None:
     from jinja2 import TemplateError
 
     try:
@@ -95,8 +119,9 @@ def _render(tokenizer: Any, messages: list[dict[str, str]]) -> str | None:
             messages,
             tokenize=False,
             add_generation_prompt=True,
-            enable_thinking=False,
-            date_string=_FIXED_DATE,
+            enable_thinking=thinking,
+            date_string=f"{_FIXED_DAY:%d %b %Y}",
+            strftime_now=_FIXED_DAY.strftime,
         )
     except (TemplateError, ValueError):
         return None

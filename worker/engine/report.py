@@ -8,6 +8,8 @@ Phase = Literal["load", "restore", "prefill", "decode"]
 
 
 class Report(Protocol):
+    """Of one output. Those of a batch are told by turns, and only the oldest of its progress in decode."""
+
     def check(self) -> None:
         """Raise `Stopped` if the job must stop. Called between chunks and tokens."""
 
@@ -15,7 +17,7 @@ class Report(Protocol):
         """Tokens done in a phase. Called often; the receiver thins it out by the clock."""
 
     def delta(self, text: str) -> None:
-        """New text of the output at hand; never half a character."""
+        """New text of the answer, thinking left out; never half a character."""
 
 
 class Silent:

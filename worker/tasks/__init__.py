@@ -1,5 +1,5 @@
 """What each job type asks of the engine."""
 
-from worker.tasks.run import OutputReport, run
+from worker.tasks.run import JobReport, run
 
-__all__ = ["OutputReport", "run"]
+__all__ = ["JobReport", "run"]

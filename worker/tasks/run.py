@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from jobs import Ask, JobSpec, Output, Result, Summarize, Timing, Usage
-from worker.engine.engine import Document, Engine, Sampling
+from worker.engine.engine import Document, Engine, Request, Sampling
 from worker.engine.report import Report
 
 SUMMARIZE = "Summarize the document above in one paragraph."
@@ -16,9 +16,9 @@ FOCUS = "Pay attention above all to: {focus}"
 ASK = "Question: {question}\nAnswer in one sentence, from the document above."
 
 
-class OutputReport(Report, Protocol):
-    def begin_output(self, index: int, num_outputs: int) -> None:
-        """All that is reported from now on belongs to output `index`."""
+class JobReport(Protocol):
+    def output(self, index: int, num_outputs: int) -> Report:
+        """Where output `index`, from 0, is reported; all of a job may be in hand at once."""
 
 
 def instructions(spec: JobSpec) -> list[tuple[str | None, str]]:
@@ -30,27 +30,46 @@ def instructions(spec: JobSpec) -> list[tuple[str | None, str]]:
     return [(None, spec.instruction)]
 
 
-def run(engine: Engine, spec: JobSpec, documents: Sequence[Document], report: OutputReport) -> Result:
+def run(engine: Engine, spec: JobSpec, documents: Sequence[Document], report: JobReport) -> Result:
     """Do a job.
 
     Raises:
         EngineError: if the engine refuses it.
         Stopped: if the report says so.
     """
-    outputs: list[Output] = []
     wanted = instructions(spec)
-    for index, (question, instruction) in enumerate(wanted):
-        report.begin_output(index, len(wanted))
-        seed = None if spec.seed is None else (spec.seed + index) % 2**32
-        sampling = Sampling(spec.max_output_tokens, spec.temperature, spec.top_p, seed, _penalty(spec))
-        output = engine.generate(documents, instruction, sampling, report, spec.reuse)
-        outputs.append(output.model_copy(update={"question": question}))
+    requests = [
+        Request(instruction, _sampling(spec, index), report.output(index, len(wanted)))
+        for index, (_, instruction) in enumerate(wanted)
+    ]
+    answers = engine.answer(documents, requests, spec.reuse)
+    outputs = [
+        answer.model_copy(update={"question": question})
+        for answer, (question, _) in zip(answers, wanted, strict=True)
+    ]
     return Result(
         type=spec.type,
         model=engine.card.id,
         outputs=outputs,
         usage=_total_usage(outputs),
         timing=_total_timing(outputs),
+    )
+
+
+def _sampling(spec: JobSpec, index: int) -> Sampling:
+    """For output `index`: each has a seed of its own."""
+    return Sampling(
+        max_output_tokens=spec.max_output_tokens,
+        temperature=spec.temperature,
+        top_p=spec.top_p,
+        top_k=spec.top_k,
+        min_p=spec.min_p,
+        seed=None if spec.seed is None else (spec.seed + index) % 2**32,
+        repetition_penalty=_penalty(spec),
+        presence_penalty=spec.presence_penalty,
+        frequency_penalty=spec.frequency_penalty,
+        stop=tuple(spec.stop),
+        thinking=spec.thinking,
     )
 
 
@@ -66,6 +85,8 @@ def _total_usage(outputs: Sequence[Output]) -> Usage:
         cached_tokens=sum(o.usage.cached_tokens for o in outputs),
         prefilled_tokens=sum(o.usage.prefilled_tokens for o in outputs),
         output_tokens=sum(o.usage.output_tokens for o in outputs),
+        drafted_tokens=sum(o.usage.drafted_tokens for o in outputs),
+        accepted_tokens=sum(o.usage.accepted_tokens for o in outputs),
     )
 
 

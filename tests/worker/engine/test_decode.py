@@ -2,8 +2,8 @@
 
 import pytest
 
-from worker.engine.decode import Sampling, is_loop
-from worker.engine.engine import Document, EngineError
+from worker.engine.answer import is_loop
+from worker.engine.engine import Document, EngineError, Sampling
 from worker.engine.report import Silent
 
 NOTE = [Document("n", "The lighthouse was built in 1871 by the harbour board.")]

@@ -1,0 +1,48 @@
+"""What a job may say of its answers."""
+
+import pytest
+from pydantic import ValidationError
+
+from jobs import Ask, parse_spec
+
+ASK = {"type": "ask", "documents": ["doc_1"], "questions": ["Who?"]}
+
+
+def test_what_is_not_said_changes_nothing():
+    spec = parse_spec(ASK)
+    assert isinstance(spec, Ask)
+    assert (spec.temperature, spec.top_p, spec.top_k, spec.min_p) == (0, 1, 0, 0)
+    assert (spec.presence_penalty, spec.frequency_penalty, spec.repetition_penalty) == (0, 0, None)
+    assert (spec.stop, spec.thinking, spec.seed) == ([], False, None)
+
+
+def test_white_space_in_a_stop_string_counts():
+    assert parse_spec(ASK | {"stop": ["\n\n", " END "]}).stop == ["\n\n", " END "]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "named"),
+    [
+        ("temperature", -0.1, "0"),
+        ("temperature", 2.1, "2"),
+        ("top_p", 0.0, "0"),
+        ("top_k", -1, "0"),
+        ("top_k", 1001, "1000"),
+        ("min_p", 1.1, "1"),
+        ("presence_penalty", 2.5, "2"),
+        ("frequency_penalty", -2.5, "-2"),
+        ("repetition_penalty", 0.9, "1"),
+        ("seed", 2**32, "4294967296"),
+        ("stop", ["x"] * 9, "8"),
+        ("stop", [""], "1"),
+        ("stop", ["x" * 65], "64"),
+        ("thinking", "perhaps", "bool"),
+        ("best_of", 2, "not permitted"),
+    ],
+)
+def test_what_is_out_of_bounds_is_refused_with_the_field_and_the_bound(field, value, named):
+    with pytest.raises(ValidationError) as caught:
+        parse_spec(ASK | {field: value})
+    first = caught.value.errors()[0]
+    assert first["loc"][1] == field
+    assert named in first["msg"]
