@@ -3,12 +3,13 @@
 It knows no model: a block is token ids, named arrays and JSON metadata. FORMAT.md has the bytes.
 """
 
+from cache_store.attachments import attach, attached
 from cache_store.block import Section
 from cache_store.errors import BadBlock, CacheStoreError, MissingBlock, UnknownVersion
 from cache_store.header import BlockInfo, SectionInfo
 from cache_store.index import Entry
 from cache_store.key import BlockKey, chain_keys
-from cache_store.store import SnapshotStore
+from cache_store.store import SnapshotStore, Usage
 
 __all__ = [
     "BadBlock",
@@ -21,5 +22,8 @@ __all__ = [
     "SectionInfo",
     "SnapshotStore",
     "UnknownVersion",
+    "Usage",
+    "attach",
+    "attached",
     "chain_keys",
 ]

@@ -140,7 +140,7 @@ class Header:
             raise BadBlock(self.path, *error.args) from error
 
     @cached_property
-    def info(self) -> BlockInfo:
+    def meta(self) -> dict[str, Any]:
         prelude = self.prelude
         try:
             meta = json.loads(self.raw[prelude.header_bytes - prelude.meta_bytes : prelude.header_bytes])
@@ -148,15 +148,19 @@ class Header:
             raise BadBlock(self.path, "metadata", "UTF-8 and JSON", error) from error
         if not isinstance(meta, dict):
             raise BadBlock(self.path, "metadata", "a JSON object", type(meta).__name__)
-        file_bytes = prelude.payload_offset + prelude.payload_bytes
+        return meta
+
+    @cached_property
+    def info(self) -> BlockInfo:
+        prelude = self.prelude
         return BlockInfo(
             prelude.key,
             prelude.parent,
             prelude.exact,
             self.token_ids,
-            meta,
+            self.meta,
             self.layout.sections,
-            file_bytes,
+            prelude.payload_offset + prelude.payload_bytes,
         )
 
 
@@ -260,12 +264,6 @@ def parse_prelude(path: Path, raw: bytes, file_bytes: int) -> Prelude:
         payload_bytes,
         rest_xxh3,
     )
-
-
-def read_prelude(fd: int, path: Path) -> Prelude:
-    """Read and check 128 bytes of an open file, and its size."""
-    raw = os.pread(fd, PRELUDE_BYTES, 0)
-    return parse_prelude(path, raw, os.fstat(fd).st_size)
 
 
 def read_header(fd: int, path: Path) -> Header:

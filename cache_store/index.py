@@ -1,7 +1,7 @@
 """What is on disk: blocks, unfinished files and quarantined ones, with their sizes and recency.
 
-A cache of the folder and nothing more: rebuilt from names, sizes, times and the first 128 bytes of
-each file, and brought up to date by looking again at the folders whose time has changed, which is
+A cache of the folder and nothing more: rebuilt from names, sizes, times and the header of each file,
+and brought up to date by looking again at the folders whose time has changed, which is
 how the work of other processes is seen. Not thread-safe; it removes nothing.
 
     <root>/v1/<first two hex digits>/<key>.llkv          a block
@@ -11,18 +11,17 @@ how the work of other processes is seen. Not thread-safe; it removes nothing.
 
 from __future__ import annotations
 
-import heapq
+import math
 import os
 import re
 import time
-from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from cache_store.errors import BadBlock, UnknownVersion
 from cache_store.files import READ_FLAGS
-from cache_store.header import FORMAT_VERSION, read_prelude, round_up
+from cache_store.header import FORMAT_VERSION, read_header, round_up
 from cache_store.key import BlockKey
 
 SUFFIX = ".llkv"
@@ -30,6 +29,8 @@ _BLOCK_NAME = re.compile(r"([0-9a-f]{32})\.llkv")
 _TEMP_NAME = re.compile(r"\.[0-9a-f]{32}\.\d+\.[0-9a-f]+\.tmp")
 _SHARDS = [f"{number:02x}" for number in range(256)]
 _DISK_BLOCK = 4096
+# Prefill seconds per token of a block that does not say.
+_UNTOLD_TOKEN_S = 0.001
 # A folder changed this recently may change again within one tick of its clock: it is looked at again.
 _UNSETTLED_NS = 2_000_000_000
 
@@ -51,6 +52,12 @@ class Entry:
     used_ns: int
     """Last use, nanoseconds since the epoch."""
     identity: tuple[int, int, int]
+    model: str = ""
+    tenant: str = ""
+    attached: str = ""
+    """The name under which it is attached to its parent; empty for a block of tokens."""
+    prefill_s: float = 0.0
+    """What computing it took, and what a hit therefore saves."""
 
 
 @dataclass(slots=True)
@@ -120,52 +127,6 @@ class Index:
         entry = folder.entries.pop(BlockKey.from_hex(match[1]), None) if match else None
         folder.disk_bytes -= entry.disk_bytes if entry else folder.others.pop(path, 0)
 
-    def leaves(self, keep: set[BlockKey]) -> Iterator[Entry]:
-        """Blocks in the order to evict them: never one with a stored child, then least recently used.
-
-        The consumer removes each block it is given; a block whose last child went becomes a leaf.
-        Blocks in `keep` and their ancestors are not given.
-        """
-        entries = self.entries
-        num_children = Counter(entry.parent for entry in entries.values())
-        order = [
-            (entry.used_ns, key)
-            for key, entry in entries.items()
-            if not num_children[key] and key not in keep
-        ]
-        heapq.heapify(order)
-        while order:
-            used_ns, key = heapq.heappop(order)
-            entry = entries[key]
-            latest = self._last_use(entry)
-            if latest is not None and latest > used_ns:  # used by another process since it was listed
-                entry.used_ns = latest
-                heapq.heappush(order, (latest, key))
-                continue
-            yield entry
-            parent = entry.parent
-            num_children[parent] -= 1
-            if parent in entries and parent not in keep and not num_children[parent]:
-                heapq.heappush(order, (entries[parent].used_ns, parent))
-
-    def evictable_bytes(self, keep: set[BlockKey]) -> int:
-        """What evicting every block would free, but for `keep` and its ancestors."""
-        entries = self.entries
-        kept: set[BlockKey] = set()
-        for key in keep:
-            link: BlockKey | None = key
-            while link in entries and link not in kept:
-                kept.add(link)
-                link = entries[link].parent
-        return sum(entry.disk_bytes for key, entry in entries.items() if key not in kept)
-
-    def _last_use(self, entry: Entry) -> int | None:
-        try:
-            used_ns = os.stat(self.path(entry.key)).st_mtime_ns
-        except OSError:
-            return None
-        return used_ns if used_ns <= time.time_ns() else None  # a time in the future says nothing
-
     def _refresh(self, path: Path, folder: _Folder, bad: list[Path]) -> None:
         now = time.time_ns()
         try:
@@ -211,12 +172,38 @@ class Index:
         path = Path(item.path)
         fd = os.open(path, READ_FLAGS)
         try:
-            prelude = read_prelude(fd, path)
+            header = read_header(fd, path)
+            meta = header.meta
         except UnknownVersion:
             return Entry(key, None, False, 0, disk_bytes(status.st_size), used_ns, identity)
         finally:
             os.close(fd)
+        prelude = header.prelude
         if prelude.key != key:
             raise BadBlock(path, "key", key, prelude.key)
-        size = disk_bytes(status.st_size)
-        return Entry(key, prelude.parent, prelude.exact, prelude.num_tokens, size, used_ns, identity)
+        return Entry(
+            key,
+            prelude.parent,
+            prelude.exact,
+            prelude.num_tokens,
+            disk_bytes(status.st_size),
+            used_ns,
+            identity,
+            text_in(meta, "model"),
+            text_in(meta, "tenant"),
+            text_in(meta, "attached"),
+            _seconds(meta, prelude.num_tokens),
+        )
+
+
+def text_in(meta: dict[str, Any], name: str) -> str:
+    """A text of the metadata; empty where there is none."""
+    value = meta.get(name, "")
+    return value if isinstance(value, str) else ""
+
+
+def _seconds(meta: dict[str, Any], num_tokens: int) -> float:
+    value = meta.get("prefill_s")
+    if isinstance(value, int | float) and math.isfinite(value) and value > 0:
+        return float(value)
+    return _UNTOLD_TOKEN_S * max(num_tokens, 1)

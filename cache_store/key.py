@@ -16,9 +16,10 @@ import numpy.typing as npt
 KEY_BYTES = 16
 TokenIds = npt.NDArray[np.uint32]
 
-# blake2b's personalisation keeps the two uses of the hash apart: no root is ever also a link.
+# blake2b's personalisation keeps the uses of the hash apart: no root is ever also a link.
 _ROOT = b"longleaf-kv-root"
 _LINK = b"longleaf-kv-link"
+_NOTE = b"longleaf-kv-note"
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -69,3 +70,9 @@ def chain_keys(fingerprint: str, salt: bytes, blocks: Sequence[npt.NDArray[Any]]
         ).digest()
         keys.append(BlockKey(link))
     return keys
+
+
+def attached_key(key: BlockKey, name: str) -> BlockKey:
+    """The key of what is attached to a block under a name; no chain of tokens has it."""
+    digest = hashlib.blake2b(key.digest + name.encode(), digest_size=KEY_BYTES, person=_NOTE).digest()
+    return BlockKey(digest)

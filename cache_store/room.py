@@ -8,21 +8,27 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 from cache_store import files
-from cache_store.index import Index, disk_bytes
+from cache_store.eviction import victims, with_ancestors
+from cache_store.index import Entry, Index, disk_bytes
 from cache_store.key import BlockKey
+from cache_store.pins import Pins
 
 
 class Room:
-    def __init__(self, folder: Path, index: Index, budget_bytes: int, min_free_bytes: int) -> None:
+    def __init__(
+        self, folder: Path, index: Index, pins: Pins, budget_bytes: int, min_free_bytes: int
+    ) -> None:
         self.folder = folder
         self.budget_bytes = budget_bytes
         self.min_free_bytes = min_free_bytes
         self._index = index
+        self._pins = pins
 
     def __str__(self) -> str:
         return (
@@ -33,26 +39,38 @@ class Room:
     def make(self, num_bytes: int, keep: set[BlockKey]) -> bool:
         """Evict until a file of this size fits budget and floor; False, and nothing evicted, if it cannot.
 
-        keep: blocks that must stay, with their ancestors. The index is fresh.
+        keep: blocks that must stay beside the pinned ones, with their ancestors. The index is fresh.
         """
         if self._short_bytes(num_bytes) > 0:
             self.remove_unfinished()
-        spare = sum(self._index.quarantined.values()) + self._index.evictable_bytes(keep)
-        if self._short_bytes(num_bytes) > spare:
+        if self._short_bytes(num_bytes) <= 0:
+            return True
+        entries = self._index.entries
+        keep = keep | self._pins.keys()
+        kept = with_ancestors(entries, keep)
+        spare = sum(self._index.quarantined.values())
+        spare += sum(entry.disk_bytes for key, entry in entries.items() if key not in kept)
+        # At a start nothing is written: what can go then goes, though it be too little.
+        if num_bytes and self._short_bytes(num_bytes) > spare:
             return False
-        victims = self._victims(keep)
-        while self._short_bytes(num_bytes) > 0:
-            path = next(victims, None)
-            if path is None:
-                return False
+        for path in self._victims(entries, keep):
             files.remove(path)
             self._index.forget(path)
-        return True
+            if self._short_bytes(num_bytes) <= 0:
+                return True
+        return False
 
-    def _victims(self, keep: set[BlockKey]) -> Iterator[Path]:
+    def _victims(self, entries: dict[BlockKey, Entry], keep: set[BlockKey]) -> Iterator[Path]:
         yield from self._index.quarantined
-        for entry in self._index.leaves(keep):
+        for entry in victims(entries, keep, self._last_use):
             yield self._index.path(entry.key)
+
+    def _last_use(self, entry: Entry) -> int | None:
+        try:
+            used_ns = os.stat(self._index.path(entry.key)).st_mtime_ns
+        except OSError:
+            return None
+        return used_ns if used_ns <= time.time_ns() else None  # a time in the future says nothing
 
     def _short_bytes(self, num_bytes: int) -> int:
         """Disk bytes that must go before a file of this size fits; the floor binds writes only."""

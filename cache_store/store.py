@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,10 @@ from cache_store import block, files
 from cache_store.block import Section
 from cache_store.errors import BadBlock, MissingBlock, UnknownVersion
 from cache_store.header import BlockInfo, Header, read_header
-from cache_store.index import SUFFIX, Entry, Index
+from cache_store.index import Entry, Index
 from cache_store.key import BlockKey, TokenIds, as_token_ids
+from cache_store.pins import Pins
+from cache_store.quarantine import Quarantine
 from cache_store.room import Room
 
 log = logging.getLogger(__name__)
@@ -40,11 +43,21 @@ _READ_ONLY = {errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT
 _READERS = 2
 
 
+@dataclass(frozen=True)
+class Usage:
+    """Blocks, their bytes on disk, and the prefill seconds that they stand for."""
+
+    num_blocks: int = 0
+    disk_bytes: int = 0
+    prefill_s: float = 0.0
+
+
 class SnapshotStore:
     """Blocks of KV in a folder, under a byte budget.
 
     folder: made if absent; one that cannot be written is used for reading only.
-    budget_bytes: blocks, unfinished files and quarantine together, each rounded up to 4096, never exceed it.
+    budget_bytes: blocks, unfinished files and quarantine together, each rounded up to 4096, never exceed it
+        (where it was lowered below what is pinned, nothing is written any more).
     min_free_bytes: a write that would leave less than this free on the disk evicts first, or is not made.
     quarantine_bytes: bad blocks kept to be looked at, oldest removed first (at most a tenth of the budget).
     touch_every_s: a block's use is noted on disk at most this often.
@@ -65,20 +78,22 @@ class SnapshotStore:
             )
         self.folder = folder
         self.read_only = False
-        self._quarantine_bytes = min(quarantine_bytes, budget_bytes // 10)
         self._touch_every_ns = int(touch_every_s * 1e9)
         self._index = Index(folder)
-        self._room = Room(folder, self._index, budget_bytes, min_free_bytes)
+        self._pins = Pins(folder)
+        self._bad_blocks = Quarantine(self._index, min(quarantine_bytes, budget_bytes // 10))
+        self._room = Room(folder, self._index, self._pins, budget_bytes, min_free_bytes)
         self._mutex = threading.RLock()
         self._lock_depth = 0
-        self._bad: dict[BlockKey, tuple[int, int]] = {}  # bad files that could not be moved: inode, time
+        self._unmoved: dict[BlockKey, tuple[int, int]] = {}  # bad files that could not be moved: inode, time
         self._reported: set[int | None] = set()
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with self._locked():
                 self._refresh()
                 self._room.remove_unfinished()
-                self._room.make(0, set())
+                if not self._room.make(0, set()):
+                    log.warning("pinned blocks exceed the budget, nothing is stored: %s", self._room)
         except OSError as error:
             if error.errno not in _READ_ONLY:
                 raise
@@ -98,6 +113,16 @@ class SnapshotStore:
         with self._mutex:
             self._refresh()
             return list(self._index.entries.values())
+
+    def usage(self) -> dict[str, Usage]:
+        """What the blocks of each model take and save, by the model that their metadata names."""
+        usage: dict[str, Usage] = {}
+        for entry in self.entries():
+            known = usage.get(entry.model, Usage())
+            usage[entry.model] = Usage(
+                known.num_blocks + 1, known.disk_bytes + entry.disk_bytes, known.prefill_s + entry.prefill_s
+            )
+        return usage
 
     def match(self, keys: Sequence[BlockKey], blocks: Sequence[npt.NDArray[Any]]) -> int:
         """How many leading blocks of a chain are stored; marks them used.
@@ -174,8 +199,10 @@ class SnapshotStore:
         """Store a block, all of it or nothing; True if it is stored now, durably.
 
         A block that is already there is not written again, except that an exact one replaces a
-        continued one. False where budget or free-disk floor cannot be held, the parent is not stored, the
-        folder is read-only, a newer format version holds the place, or the disk fails
+        continued one. Of the metadata the store itself reads `model`, `tenant` (texts) and `prefill_s`
+        (what computing this block took: a block is worth its seconds per byte).
+        False where budget or free-disk floor cannot be held, the parent is not stored, the folder is
+        read-only, a newer format version holds the place, or the disk fails
         (logged once per kind of failure).
         Raises ValueError for sections or metadata that do not fit the format; no OSError.
         """
@@ -194,13 +221,46 @@ class SnapshotStore:
             self._reported.clear()
         return stored
 
-    def remove(self, key: BlockKey) -> bool:
-        """Delete a block; False if it is not there. Its descendants stay until they are evicted."""
+    def pin(self, key: BlockKey) -> None:
+        """Keep a block and every block before it from eviction, in every process, until `unpin`.
+
+        A block that is not stored yet is pinned once it is. Raises OSError where the folder cannot be
+        written.
+        """
         with self._locked():
+            self._pins.add(key)
+
+    def unpin(self, key: BlockKey) -> bool:
+        """Let a block be evicted again; False where it was not pinned."""
+        with self._locked():
+            return self._pins.remove(key)
+
+    def pins(self) -> set[BlockKey]:
+        """The keys that were pinned; the blocks before them are pinned with them."""
+        return self._pins.keys()
+
+    def remove(self, key: BlockKey) -> bool:
+        """Delete a block and its pin; False if it is not there. Descendants stay until they are evicted."""
+        with self._locked():
+            self._pins.remove(key)
             path = self._index.path(key)
             removed = files.remove(path)
             self._index.look_again(key.hex[:2])
         return removed
+
+    def remove_tenant(self, tenant: str) -> int:
+        """Delete every block and pin of a tenant, and what of its is in quarantine; how many blocks went.
+
+        A quarantined file that does not say whose it is goes too. A write that another process has begun
+        may still come after. Raises OSError where a file cannot be removed.
+        """
+        with self._locked():
+            self._refresh()
+            owned = [entry.key for entry in self._index.entries.values() if entry.tenant == tenant]
+            for key in owned:
+                self.remove(key)
+            self._bad_blocks.remove_tenant(tenant)
+        return len(owned)
 
     # Writing
 
@@ -273,7 +333,7 @@ class SnapshotStore:
             raise BadBlock(path, "block file", "a file that opens", error) from error
         try:
             status = os.fstat(fd)
-            if self._bad.get(key) == (status.st_ino, status.st_mtime_ns):
+            if self._unmoved.get(key) == (status.st_ino, status.st_mtime_ns):
                 raise MissingBlock(path)
             header = read_header(fd, path)
             if header.prelude.key != key:
@@ -308,26 +368,15 @@ class SnapshotStore:
     def _quarantine(self, key: BlockKey, fd: int, why: BadBlock) -> None:
         """Move a bad block away, unless another process has put a new one in its place meanwhile."""
         path, status = self._index.path(key), os.fstat(fd)
-        target = self._index.quarantine_folder / f"{key}.{time.time_ns()}{SUFFIX}"
         log.warning("bad block: %s", why)
         try:
             with self._locked():
-                if os.stat(path, follow_symlinks=False).st_ino != status.st_ino:
-                    return
-                files.make_folder(target.parent)
-                os.rename(path, target)
-                self._index.forget(path)
-                self._index.add_quarantined(target, status.st_size)
-                kept = self._index.quarantined
-                while sum(kept.values()) > self._quarantine_bytes:
-                    oldest = next(iter(kept))
-                    files.remove(oldest)
-                    self._index.forget(oldest)
-                    del kept[oldest]
+                if os.stat(path, follow_symlinks=False).st_ino == status.st_ino:
+                    self._bad_blocks.take(key, status.st_size)
         except FileNotFoundError:
             return
         except OSError as error:
-            self._bad[key] = (status.st_ino, status.st_mtime_ns)
+            self._unmoved[key] = (status.st_ino, status.st_mtime_ns)
             log.warning("bad block %s stays where it is, and is not used: %s", path, error)
 
     # The folder

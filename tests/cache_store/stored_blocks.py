@@ -54,12 +54,14 @@ def sections_of(arrays: Sequence[Array]) -> list[Section]:
     return [Section(names[i], str(array.dtype), array.shape, array.data) for i, array in enumerate(arrays)]
 
 
-def put(store: SnapshotStore, chain: Chain, index: int, exact: bool = True, pad_bytes: int = 0) -> bool:
-    """Write block `index` of a chain."""
+def put(
+    store: SnapshotStore, chain: Chain, index: int, exact: bool = True, pad_bytes: int = 0, **meta: Any
+) -> bool:
+    """Write block `index` of a chain; meta: what its metadata says beside the index."""
     key = chain.keys[index]
     parent = chain.keys[index - 1] if index else None
     sections = sections_of(arrays_of(key, exact, pad_bytes))
-    return store.write(key, parent, chain.blocks[index], sections, exact, {"index": index})
+    return store.write(key, parent, chain.blocks[index], sections, exact, {"index": index, **meta})
 
 
 def get(store: SnapshotStore, key: BlockKey) -> list[Array]:

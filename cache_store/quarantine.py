@@ -1,0 +1,60 @@
+"""Bad blocks, kept apart to be looked at, oldest removed first where they grow too many.
+
+Everything here runs under the store's lock.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from cache_store import files
+from cache_store.errors import BadBlock
+from cache_store.header import read_header
+from cache_store.index import SUFFIX, Index, text_in
+from cache_store.key import BlockKey
+
+
+class Quarantine:
+    def __init__(self, index: Index, max_bytes: int) -> None:
+        self._index = index
+        self._max_bytes = max_bytes
+
+    def take(self, key: BlockKey, num_bytes: int) -> None:
+        """Move a block out of its place."""
+        path = self._index.path(key)
+        target = self._index.quarantine_folder / f"{key}.{time.time_ns()}{SUFFIX}"
+        files.make_folder(target.parent)
+        os.rename(path, target)
+        self._index.forget(path)
+        self._index.add_quarantined(target, num_bytes)
+        kept = self._index.quarantined
+        while sum(kept.values()) > self._max_bytes:
+            oldest = next(iter(kept))
+            self._remove(oldest)
+            del kept[oldest]
+
+    def remove_tenant(self, tenant: str) -> None:
+        """Delete what is a tenant's, and what does not say whose it is."""
+        for path in self._index.quarantined:
+            if _tenant(path) in (tenant, None):
+                self._remove(path)
+
+    def _remove(self, path: Path) -> None:
+        files.remove(path)
+        self._index.forget(path)
+
+
+def _tenant(path: Path) -> str | None:
+    """Whose a bad block is; None where its header does not say."""
+    try:
+        fd = os.open(path, files.READ_FLAGS)
+    except OSError:
+        return None
+    try:
+        return text_in(read_header(fd, path).meta, "tenant")
+    except (BadBlock, OSError):
+        return None
+    finally:
+        os.close(fd)
