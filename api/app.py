@@ -23,6 +23,7 @@ from api.documents.store import DocumentStore
 from api.documents.tokens import ModelFolders
 from api.gate import Gate
 from api.keys import KeyStore
+from api.limits import RequestRates
 from api.notifier import Notifier
 from api.queue import JobQueue, connect
 from api.reconciler import Reconciler
@@ -57,6 +58,7 @@ def create_app(settings: Settings) -> FastAPI:
             settings=settings,
             database=database,
             keys=KeyStore(database),
+            rates=RequestRates(),
             documents=DocumentStore(database),
             jobs=job_store,
             queue=queue,

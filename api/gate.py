@@ -50,7 +50,7 @@ class Gate:
 
 
 async def _admitted(request: Request) -> Caller | None:
-    """Who calls; None for a stranger on an open path. Raises ApiError 401 or 403."""
+    """Who calls; None for a stranger on an open path. Raises ApiError 401, 403 or 429."""
     services = cast(Services, request.app.state.services)
     path, credential = request.scope["path"], _credential(request)
     is_open = path in OPEN_PATHS
@@ -67,6 +67,8 @@ async def _admitted(request: Request) -> Caller | None:
             "key_invalid",
             "this key is not known here or was revoked; `longleaf keys list` shows the valid ones",
         )
+    if caller.key_id is not None and caller.limits.requests_per_minute is not None:
+        services.rates.take(caller.key_id, caller.limits.requests_per_minute)
     if not is_open:
         require(caller, "read" if request.method in READING else "submit")
     return caller

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from api.db import Database
 from api.keys import SCOPES, KeyStore
+from api.limits import Limits
 from api.migrate import MigrationError, upgrade
 from api.routes.paging import iso
 from api.settings import SettingsError, load_settings
@@ -34,7 +35,8 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def _run(keys: KeyStore, given: argparse.Namespace) -> int:
     if given.command == "create":
-        row, plain = keys.create(given.tenant, given.scope or ["submit", "read"], given.name)
+        limits = Limits(given.requests_per_minute, given.max_queued_jobs, given.max_document_bytes)
+        row, plain = keys.create(given.tenant, given.scope or ["submit", "read"], given.name, limits)
         print(plain)
         print(
             f"{row.id}: {', '.join(row.scopes)} for the tenant {given.tenant}; "
@@ -64,6 +66,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     create.add_argument("--scope", action="append", choices=SCOPES, help="may be repeated; submit and read")
     create.add_argument("--name", default="", help="what you call it")
+    for limit in ("--requests-per-minute", "--max-queued-jobs", "--max-document-bytes"):
+        create.add_argument(limit, type=int, default=None, help="a limit; none where it is absent")
     commands.add_parser("list", help="show all keys, without what they are")
     commands.add_parser("revoke", help="end a key").add_argument("key_id")
     return parser

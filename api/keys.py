@@ -16,6 +16,7 @@ from typing import Literal, get_args
 from sqlalchemy import exists, select
 
 from api.db import Database
+from api.limits import NO_LIMITS, Limits
 from api.models import ApiKey, Tenant, new_id
 from api.tenants import DEFAULT_TENANT, new_secret, opens, token_tenant
 
@@ -32,6 +33,7 @@ class Caller:
     scopes: frozenset[str]
     key_id: str | None = None
     """None without a key, and for a worker that reads a document."""
+    limits: Limits = NO_LIMITS
 
     def may(self, scope: Scope) -> bool:
         """`admin` includes the other scopes."""
@@ -46,7 +48,9 @@ class KeyStore:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def create(self, tenant: str, scopes: Iterable[Scope], name: str) -> tuple[ApiKey, str]:
+    def create(
+        self, tenant: str, scopes: Iterable[Scope], name: str, limits: Limits = NO_LIMITS
+    ) -> tuple[ApiKey, str]:
         """A key of the tenant of this name, which is made where there is none.
 
         Returns its row and the key itself, which is nowhere else from now on.
@@ -66,6 +70,9 @@ class KeyStore:
                 scopes=sorted(set(scopes)),
                 sha256=_digest(plain),
                 created_at=now,
+                requests_per_minute=limits.requests_per_minute,
+                max_queued_jobs=limits.max_queued_jobs,
+                max_document_bytes=limits.max_document_bytes,
             )
             session.add(row)
         return row, plain
@@ -94,7 +101,10 @@ class KeyStore:
         query = select(ApiKey).where(ApiKey.sha256 == _digest(plain), ApiKey.revoked_at.is_(None))
         with self._database.read() as session:
             row = session.scalar(query)
-        return Caller(row.tenant_id, frozenset(row.scopes), row.id) if row else None
+        if row is None:
+            return None
+        limits = Limits(row.requests_per_minute, row.max_queued_jobs, row.max_document_bytes)
+        return Caller(row.tenant_id, frozenset(row.scopes), row.id, limits)
 
     def document_reader(self, token: str, document_id: str) -> Caller | None:
         """The worker that shows a document token; None where it is not this document's."""

@@ -62,6 +62,10 @@ class ApiKey(Base):
     """Of the key, which itself is kept nowhere."""
     created_at: Mapped[float]
     revoked_at: Mapped[float | None]
+    requests_per_minute: Mapped[int | None]
+    max_queued_jobs: Mapped[int | None]
+    max_document_bytes: Mapped[int | None]
+    """These are limits of the key; what is counted for the last two is the tenant's."""
 
 
 class Document(Base):

@@ -13,6 +13,7 @@ from api.db import Database
 from api.documents.store import DocumentStore
 from api.documents.tokens import ModelFolder, ModelFolders
 from api.keys import KeyStore
+from api.limits import RequestRates
 from api.models import Document
 from api.notifier import Notifier
 from api.queue import JobQueue
@@ -26,6 +27,7 @@ class Services:
     settings: Settings
     database: Database
     keys: KeyStore
+    rates: RequestRates
     documents: DocumentStore
     jobs: JobStore
     queue: JobQueue

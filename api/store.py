@@ -10,12 +10,13 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sqlalchemy import Select, exists, select
+from sqlalchemy import Select, exists, func, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from api import moves, worker_events
 from api.db import Database
+from api.limits import OverLimit
 from api.models import Document, IdempotencyKey, Job, JobDocument, JobEvent, JobResult, Tenant, new_id
 from api.tenants import document_token, prefix_salt
 from jobs import (
@@ -127,16 +128,24 @@ class JobStore:
     # Moves that the API makes
 
     def create(
-        self, tenant: str, spec: JobSpec, model: str, key: str | None = None, body_sha256: str = ""
+        self,
+        tenant: str,
+        spec: JobSpec,
+        model: str,
+        key: str | None = None,
+        body_sha256: str = "",
+        max_queued: int | None = None,
     ) -> Job:
         """A queued job, under an idempotency key where there is one.
 
         Raises:
             LookupError: with the id of a document that does not exist.
             KeyTaken: the key has a job, perhaps since a moment ago; nothing was created.
+            OverLimit: `max_queued` of the tenant's jobs are queued already.
         """
         now = time.time()
         with self._database.write() as session:
+            _check_queued(session, tenant, max_queued)
             for document_id in spec.documents:
                 document = session.get(Document, document_id)
                 if document is None or document.tenant_id != tenant:
@@ -183,7 +192,7 @@ class JobStore:
         self._notify(job_id)
         return job
 
-    def retry(self, tenant: str, job_id: str) -> Job:
+    def retry(self, tenant: str, job_id: str, max_queued: int | None = None) -> Job:
         """Queue a failed, cancelled or expired job again, with a clean record.
 
         Raises:
@@ -191,9 +200,11 @@ class JobStore:
             moves.Busy: it is not finished.
             moves.Finished: it has succeeded.
             moves.DocumentGone: it could not read what it is about.
+            OverLimit: `max_queued` of the tenant's jobs are queued already.
         """
         with self._database.write() as session:
             job = _required(session, tenant, job_id)
+            _check_queued(session, tenant, max_queued)
             moves.retry(session, job)
         self._notify(job_id)
         return job
@@ -279,6 +290,16 @@ class JobStore:
             follow = worker_events.apply(session, job, event, entry_id)
         self._notify(event.job_id)
         return job if follow else None
+
+
+def _check_queued(session: Session, tenant: str, max_queued: int | None) -> None:
+    """Raises OverLimit where no more of the tenant's jobs may wait."""
+    if max_queued is None:
+        return
+    query = select(func.count()).where(Job.tenant_id == tenant, Job.state == State.QUEUED)
+    num_queued = session.scalar(query) or 0
+    if num_queued >= max_queued:
+        raise OverLimit(max_queued, num_queued)
 
 
 def _seen(session: Session, job_id: str, entry_id: str) -> bool:

@@ -7,12 +7,13 @@ import time
 from collections.abc import Sequence
 from typing import Any, cast
 
-from sqlalchemy import Select, select
+from sqlalchemy import Select, func, select
 from sqlalchemy.dialects.sqlite import insert
 
 from api.db import Database
 from api.documents.pages import Page
 from api.documents.text import Extracted
+from api.limits import OverLimit
 from api.models import Document, DocumentText, Job, JobDocument, TokenCount, new_id
 from jobs import TERMINAL
 
@@ -50,13 +51,29 @@ class DocumentStore:
             return cast(list[Page] | None, session.scalar(_owned(tenant, document_id, DocumentText.pages)))
 
     def add(
-        self, tenant: str, name: str, sha256: str, num_bytes: int, found: Extracted
+        self,
+        tenant: str,
+        name: str,
+        sha256: str,
+        num_bytes: int,
+        found: Extracted,
+        max_bytes: int | None = None,
     ) -> tuple[Document, bool]:
-        """Keep a document. Returns it, and whether it is new: a tenant's same bytes are kept once."""
+        """Keep a document. Returns it, and whether it is new: a tenant's same bytes are kept once.
+
+        Raises:
+            OverLimit: the tenant's documents would have more than `max_bytes`; nothing was kept.
+        """
         with self._database.write() as session:
             same = session.scalar(_with_content(tenant, sha256))
             if same is not None:
                 return same, False
+            if max_bytes is not None:
+                held = session.scalar(
+                    select(func.sum(Document.num_bytes)).where(Document.tenant_id == tenant)
+                )
+                if (held or 0) + num_bytes > max_bytes:
+                    raise OverLimit(max_bytes, (held or 0) + num_bytes)
             document = Document(
                 id=new_id("doc"),
                 tenant_id=tenant,

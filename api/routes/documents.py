@@ -15,6 +15,8 @@ from api.documents.store import InUse
 from api.documents.text import Extracted, extract, from_text, normalise
 from api.documents.upload import JsonDocument, Upload, clean_name, read_document, too_large
 from api.gate import CallerDep
+from api.keys import Caller
+from api.limits import OverLimit, too_many_bytes
 from api.models import Document
 from api.problems import ApiError
 from api.routes.paging import After, Limit, iso, page
@@ -50,7 +52,7 @@ async def add_document(request: Request, services: ServicesDep, caller: CallerDe
     """Keep a document: 201, or 200 with the document that has the same content already."""
     upload = await read_document(request, services.settings.max_upload_bytes)
     document, is_new = await anyio.to_thread.run_sync(
-        _add, services, caller.tenant, upload, limiter=services.readers
+        _add, services, caller, upload, limiter=services.readers
     )
     body = (await anyio.to_thread.run_sync(_views, services, [document]))[0]
     headers = {"Location": f"/v1/documents/{document.id}"}
@@ -112,15 +114,19 @@ def not_found(document_id: str, param: str | None = None) -> ApiError:
     return ApiError(404, "document_not_found", f"there is no document {document_id!r}", param=param)
 
 
-def _add(services: Services, tenant: str, upload: Upload | JsonDocument) -> tuple[Document, bool]:
-    document, is_new = _keep(services, tenant, upload)
+def _add(services: Services, caller: Caller, upload: Upload | JsonDocument) -> tuple[Document, bool]:
+    try:
+        document, is_new = _keep(services, caller, upload)
+    except OverLimit as error:
+        raise too_many_bytes(error) from None
     folder = services.folders.get(services.settings.model)
     if folder is not None and document.num_chars <= EAGER_COUNT_CHARS:
         services.num_tokens(document, folder)
     return document, is_new
 
 
-def _keep(services: Services, tenant: str, upload: Upload | JsonDocument) -> tuple[Document, bool]:
+def _keep(services: Services, caller: Caller, upload: Upload | JsonDocument) -> tuple[Document, bool]:
+    tenant, max_bytes = caller.tenant, caller.limits.max_document_bytes
     limit = services.settings.max_upload_bytes
     if isinstance(upload, JsonDocument):
         data = upload.text.encode()
@@ -128,14 +134,14 @@ def _keep(services: Services, tenant: str, upload: Upload | JsonDocument) -> tup
             raise too_large(limit, len(data))
         found = from_text(normalise(upload.text))
         return services.documents.add(
-            tenant, clean_name(upload.name), hashlib.sha256(data).hexdigest(), len(data), found
+            tenant, clean_name(upload.name), hashlib.sha256(data).hexdigest(), len(data), found, max_bytes
         )
     try:
         same = services.documents.with_content(tenant, upload.sha256)
         if same is not None:
             return same, False
         return services.documents.add(
-            tenant, upload.name, upload.sha256, upload.num_bytes, _extract(services, upload)
+            tenant, upload.name, upload.sha256, upload.num_bytes, _extract(services, upload), max_bytes
         )
     finally:
         upload.path.unlink(missing_ok=True)

@@ -13,6 +13,8 @@ from pydantic import ValidationError
 
 from api.documents.upload import read_json
 from api.gate import CallerDep
+from api.keys import Caller
+from api.limits import OverLimit, too_many_jobs
 from api.models import Job
 from api.moves import Busy, DocumentGone, Finished
 from api.problems import ApiError, from_validation
@@ -73,7 +75,7 @@ async def create_job(request: Request, services: ServicesDep, caller: CallerDep)
         raise from_validation(error, _TAGS) from None
     key = idempotency.checked_key(request.headers.getlist(idempotency.HEADER))
     digest = idempotency.digest(data) if key is not None else ""
-    job, is_new = await anyio.to_thread.run_sync(_create_once, services, caller.tenant, spec, key, digest)
+    job, is_new = await anyio.to_thread.run_sync(_create_once, services, caller, spec, key, digest)
     headers = {"Location": f"/v1/jobs/{job.id}", **({} if is_new else idempotency.REPLAYED)}
     wait_s = preferred_wait_s(request.headers.getlist("Prefer"))
     if wait_s is not None:
@@ -155,7 +157,7 @@ def cancel_job(job_id: str, services: ServicesDep, caller: CallerDep) -> JSONRes
 def retry_job(job_id: str, services: ServicesDep, caller: CallerDep) -> JSONResponse:
     """Queue a failed, cancelled or expired job again; its events go on where they were."""
     try:
-        job = services.jobs.retry(caller.tenant, job_id)
+        job = services.jobs.retry(caller.tenant, job_id, caller.limits.max_queued_jobs)
     except LookupError:
         raise not_found(job_id) from None
     except Busy as error:
@@ -174,6 +176,8 @@ def retry_job(job_id: str, services: ServicesDep, caller: CallerDep) -> JSONResp
             "as a new job for another result",
             params={"state": str(error)},
         ) from None
+    except OverLimit as error:
+        raise too_many_jobs(error) from None
     except DocumentGone as error:
         raise ApiError(
             409,
@@ -200,24 +204,27 @@ def delete_job(job_id: str, services: ServicesDep, caller: CallerDep) -> Respons
 
 
 def _create_once(
-    services: Services, tenant: str, spec: JobSpec, key: str | None, body_sha256: str
+    services: Services, caller: Caller, spec: JobSpec, key: str | None, body_sha256: str
 ) -> tuple[Job, bool]:
     """The job of this request and whether it is new. A job that is there needs no admission again."""
     while True:
         try:
-            known = services.jobs.keyed(tenant, key, body_sha256) if key is not None else None
+            known = services.jobs.keyed(caller.tenant, key, body_sha256) if key is not None else None
         except KeyReused as error:
             raise idempotency.reused(error, spec) from None
         if known is not None:
             return known, False
         with suppress(KeyTaken):  # by a request of the same moment, whose job is now there
-            return _create(services, tenant, spec, key, body_sha256), True
+            return _create(services, caller, spec, key, body_sha256), True
 
 
-def _create(services: Services, tenant: str, spec: JobSpec, key: str | None, body_sha256: str) -> Job:
-    model = admit(services, tenant, spec)
+def _create(services: Services, caller: Caller, spec: JobSpec, key: str | None, body_sha256: str) -> Job:
+    model = admit(services, caller.tenant, spec)
     try:
-        job = services.jobs.create(tenant, spec, model, key, body_sha256)
+        limit = caller.limits.max_queued_jobs
+        job = services.jobs.create(caller.tenant, spec, model, key, body_sha256, limit)
+    except OverLimit as error:
+        raise too_many_jobs(error) from None
     except LookupError as error:  # deleted since it was admitted
         raise document_not_found(str(error), "documents") from None
     services.queue.try_follow(job)

@@ -1,0 +1,21 @@
+"""Limits of API keys. Keys that are there have none."""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0005"
+down_revision = "0004"
+branch_labels = None
+depends_on = None
+
+COLUMNS = ("requests_per_minute", "max_queued_jobs", "max_document_bytes")
+
+
+def upgrade() -> None:
+    for name in COLUMNS:
+        op.add_column("api_keys", sa.Column(name, sa.Integer(), nullable=True))
+
+
+def downgrade() -> None:
+    for name in COLUMNS:
+        op.drop_column("api_keys", name)
