@@ -19,10 +19,10 @@ import sys
 import time
 from collections.abc import Callable
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
+from bench.machine import ROOT, cpu_name, git
+
 KERNEL_CHOICE = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")
 
 # name, shim, dense, chunk, environment changes (None unsets)
@@ -247,17 +247,6 @@ def kernel() -> str:
     name = ctypes.CDLL(str(_openblas())).scipy_openblas_get_corename
     name.restype = ctypes.c_char_p
     return name().decode()
-
-
-def cpu_name() -> str:
-    match = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    return match[1] if match else platform.machine()
-
-
-def git(*arguments: str) -> str:
-    return subprocess.run(
-        ["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False
-    ).stdout.strip()
 
 
 if __name__ == "__main__":

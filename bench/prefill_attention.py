@@ -19,7 +19,7 @@ from collections.abc import Callable
 from importlib import metadata
 from typing import Any
 
-from bench.cpu_blas import ROOT, cpu_name, git
+from bench.machine import ROOT, cpu_name, git
 from worker import accelerate
 
 SHAPES = {"SmolLM2-135M": (9, 3, 64), "32/8 heads": (32, 8, 128)}

@@ -1,0 +1,55 @@
+"""KL against bits per element, drawn as SVG by hand: no plotting package is among the dependencies."""
+
+from __future__ import annotations
+
+import math
+from html import escape
+from pathlib import Path
+from typing import Any
+
+WIDTH, HEIGHT = 720, 440
+LEFT, RIGHT, TOP, BOTTOM = 70, 150, 40, 50
+COLOURS = {"deployment": "#1f6f4a", "stress": "#b3541e"}
+
+
+def write(path: Path, title: str, rows: list[dict[str, Any]]) -> None:
+    """One point a row of `format`, `prefill`, `setting`, `bits` and `kl_mean`, which is above 0."""
+    decades = [math.log10(row["kl_mean"]) for row in rows]
+    low, high = math.floor(min(decades)), math.ceil(max(decades))
+
+    def x(bits: float) -> float:
+        return LEFT + (bits - 4) / 12.5 * (WIDTH - LEFT - RIGHT)
+
+    def y(kl: float) -> float:
+        return TOP + (high - math.log10(kl)) / (high - low) * (HEIGHT - TOP - BOTTOM)
+
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
+        'font-family="sans-serif" font-size="12">',
+        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
+        f'<text x="{LEFT}" y="22" font-size="14">{escape(title)}</text>',
+        f'<text x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 10}" text-anchor="middle">'
+        "bits per element, everything counted</text>",
+        f'<text transform="rotate(-90 16 {HEIGHT / 2})" x="16" y="{HEIGHT / 2}" text-anchor="middle">'
+        "mean KL(exact || quantised), nats</text>",
+    ]
+    for power in range(low, high + 1):
+        at = y(10.0**power)
+        parts.append(f'<path d="M{LEFT} {at:.1f}H{WIDTH - RIGHT}" stroke="#ddd"/>')
+        parts.append(f'<text x="{LEFT - 6}" y="{at + 4:.1f}" text-anchor="end">1e{power}</text>')
+    for bits in range(4, 17, 2):
+        at = x(bits)
+        parts.append(f'<path d="M{at:.1f} {TOP}V{HEIGHT - BOTTOM}" stroke="#eee"/>')
+        parts.append(f'<text x="{at:.1f}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">{bits}</text>')
+    for row in rows:
+        at_x, at_y, colour = x(row["bits"]), y(row["kl_mean"]), COLOURS[row["setting"]]
+        # A filled mark is what a job's own prefill gives.
+        fill = colour if row["prefill"] == "layer-major" else "white"
+        name = escape(f"{row['format']}, {row['prefill']}")
+        parts.append(f'<circle cx="{at_x:.1f}" cy="{at_y:.1f}" r="4" fill="{fill}" stroke="{colour}"/>')
+        parts.append(
+            f'<text x="{at_x + 7:.1f}" y="{at_y + 4:.1f}" fill="{colour}" font-size="10">{name}</text>'
+        )
+    for i, (setting, colour) in enumerate(COLOURS.items()):
+        parts.append(f'<text x="{WIDTH - 90}" y="{TOP + 16 * i}" fill="{colour}">{setting}</text>')
+    path.write_text("\n".join([*parts, "</svg>"]) + "\n", encoding="utf-8")
