@@ -29,9 +29,11 @@ from api.queue import JobQueue, connect
 from api.reconciler import Reconciler
 from api.recorder import Recorder
 from api.routes import documents, events, health, jobs, metrics, models
+from api.routes import webhooks as webhook_routes
 from api.services import Services
 from api.settings import Settings
 from api.store import JobStore
+from api.webhooks import Webhooks
 
 NUM_READERS = 4
 
@@ -53,6 +55,7 @@ def create_app(settings: Settings) -> FastAPI:
             retry=Retry(NoBackoff(), 0),
             protocol=2,
         )
+        webhooks = Webhooks(database, settings.callback_networks)
         queue = JobQueue(commands, job_store)
         app.state.services = Services(
             settings=settings,
@@ -62,6 +65,7 @@ def create_app(settings: Settings) -> FastAPI:
             documents=DocumentStore(database),
             jobs=job_store,
             queue=queue,
+            webhooks=webhooks,
             folders=ModelFolders(settings.models),
             notifier=notifier,
             readers=anyio.CapacityLimiter(NUM_READERS),
@@ -74,6 +78,7 @@ def create_app(settings: Settings) -> FastAPI:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(Recorder(stream, job_store, queue).run, name="recorder")
                 tasks.start_soon(reconciler.run, settings.reconcile_s, name="reconciler")
+                tasks.start_soon(webhooks.run, settings.reconcile_s, name="webhooks")
                 try:
                     yield
                 finally:
@@ -88,7 +93,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.add_middleware(Gate)
     app.add_middleware(RequestIds)  # around the gate: what it refuses has an id too
     problems.install(app)
-    for route in (documents, jobs, events, models, health, metrics):
+    for route in (documents, jobs, events, webhook_routes, models, health, metrics):
         app.include_router(route.router)
     return app
 

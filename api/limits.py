@@ -60,8 +60,8 @@ class RequestRates:
                 429,
                 "rate_limited",
                 f"this key may send {per_minute} requests in a minute and they are used up; the next one "
-                f"is let in after {wait_s} s: wait with ?wait= or the event stream instead of polling, or use a key "
-                "with a higher --requests-per-minute",
+                f"is let in after {wait_s} s: wait with ?wait= or the event stream instead of polling, or "
+                "use a key with a higher --requests-per-minute",
                 headers={"Retry-After": str(wait_s)},
                 params={"limit": per_minute, "retry_after_s": wait_s},
             )

@@ -187,3 +187,21 @@ class JobEvent(Base):
     data: Mapped[dict[str, Any]]
     entry_id: Mapped[str | None]
     """The stream entry it came from: applied once, however often it is delivered."""
+
+
+class WebhookDelivery(Base):
+    """One end of a job that is to be told to its `callback_url`; a deleted job's are dropped with it."""
+
+    __tablename__ = "webhook_deliveries"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), index=True)
+    url: Mapped[str]
+    body: Mapped[str] = mapped_column(Text)
+    """What is signed and sent, byte by byte the same at each attempt."""
+    attempts: Mapped[list[dict[str, Any]]]
+    """[{at, status, error}]: status is None where there was no answer."""
+    created_at: Mapped[float]
+    next_at: Mapped[float | None] = mapped_column(index=True)
+    """When the next attempt is due; None when it was taken or given up."""
+    delivered_at: Mapped[float | None]

@@ -12,6 +12,7 @@ from typing import Any
 from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
+from api import webhooks
 from api.models import Job, JobDocument, JobEvent
 from jobs import TERMINAL, Event, EventType, Problem, State, can_move
 
@@ -153,6 +154,7 @@ def finish(session: Session, job: Job, end: State, data: dict[str, Any], entry_i
         )
     )
     record(session, job, _ENDS[end], data, entry_id)
+    webhooks.owe(session, job, _ENDS[end])
 
 
 def move(job: Job, new: State) -> None:

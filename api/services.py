@@ -19,6 +19,7 @@ from api.notifier import Notifier
 from api.queue import JobQueue
 from api.settings import Settings
 from api.store import JobStore
+from api.webhooks import Webhooks
 from jobs import WorkerStatus
 
 
@@ -31,6 +32,7 @@ class Services:
     documents: DocumentStore
     jobs: JobStore
     queue: JobQueue
+    webhooks: Webhooks
     folders: ModelFolders
     notifier: Notifier
     readers: anyio.CapacityLimiter

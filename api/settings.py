@@ -12,7 +12,7 @@ from typing import Annotated
 from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_settings import NoDecode
 
-from api.addresses import is_loopback
+from api.addresses import Network, is_loopback
 from jobs.settings import DEFAULT_PORT, RedisUrl, SettingsError, SharedSettings, default_model, load
 
 __all__ = ["Settings", "SettingsError", "load_settings"]
@@ -57,6 +57,8 @@ class Settings(SharedSettings):
     redis_url: RedisUrl = Field(default="redis://127.0.0.1:6379/0", validation_alias="REDIS_URL")
     allowed_hosts: Annotated[list[str], NoDecode, BeforeValidator(_names)] = Field(default=[])
     """Names, besides this machine's own, by which the API may be asked without a key; with commas between."""
+    callback_networks: Annotated[list[Network], NoDecode, BeforeValidator(_names)] = Field(default=[])
+    """Networks such as 10.0.0.0/8 that callbacks may go to, besides public addresses; with commas between."""
     max_upload_bytes: Bytes = 50_000_000
     extract_wall_s: Seconds = 60.0
     """A PDF whose text takes longer is refused."""

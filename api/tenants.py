@@ -38,6 +38,11 @@ def document_token(tenant: Tenant, document_id: str) -> str:
     return f"lld_{tenant.id}.{_derive(tenant.secret, f'document {document_id}')}"
 
 
+def webhook_key(tenant: Tenant) -> bytes:
+    """32 bytes that sign the tenant's callbacks."""
+    return bytes.fromhex(_derive(tenant.secret, "webhooks"))
+
+
 def token_tenant(token: str) -> str | None:
     """The id of the tenant that a document token claims; None where it is no document token."""
     match = _TOKEN.fullmatch(token)

@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, TypeAdapter
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, TypeAdapter
 
 Text = Annotated[str, Field(min_length=1, max_length=20_000)]
 StopString = Annotated[str, StringConstraints(strip_whitespace=False, min_length=1, max_length=64)]
 """White space counts: a line end is a useful stop."""
+
+
+def _http_url(url: str) -> str:
+    # Printable ASCII: it goes into the head of a request.
+    parts = urlsplit(url)
+    if not url.isascii() or not url.isprintable() or " " in url or parts.scheme not in ("http", "https"):
+        raise ValueError("http://host/path or https://host/path is accepted, in printable ASCII")
+    if not parts.hostname or "@" in parts.netloc or parts.port == 0:
+        raise ValueError("the URL needs a host, a port over 0 where it has one, and no user name")
+    return url
+
+
+CallbackUrl = Annotated[str, Field(max_length=2048), AfterValidator(_http_url)]
 
 
 class _Spec(BaseModel):
@@ -41,6 +55,8 @@ class _Spec(BaseModel):
     """Whether a model that can think is asked to. What it thinks is kept apart from the answer."""
     reuse: bool = True
     """Whether stored prefixes may be read and written for this job."""
+    callback_url: CallbackUrl | None = None
+    """Where the end of the job is told, with a POST that is signed."""
     expires_after: int | None = Field(default=None, ge=1, le=2_592_000)
     """Seconds from acceptance after which an unfinished job expires; never where it is absent."""
 

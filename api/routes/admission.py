@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from urllib.parse import urlsplit
+
+from api.addresses import may_call
 from api.documents.tokens import ModelFolder
 from api.models import Document
 from api.problems import ApiError
@@ -27,8 +30,10 @@ def admit(services: Services, tenant: str, spec: JobSpec) -> str:
     """The id of the model that the job will run on.
 
     Raises:
-        ApiError: 404 for an unknown document or model, 413 for a job over the model's context.
+        ApiError: 404 for an unknown document or model, 413 for a job over the model's context, 422 for a
+            callback to an address that may not be called.
     """
+    _check_callback(services, spec)
     documents = []
     for index, document_id in enumerate(spec.documents):
         document = services.documents.get(tenant, document_id)
@@ -51,6 +56,25 @@ def admit(services: Services, tenant: str, spec: JobSpec) -> str:
     if folder is not None and context is not None:
         _check_fit(services, spec, documents, folder, context)
     return model
+
+
+def _check_callback(services: Services, spec: JobSpec) -> None:
+    """Refuse what is clear from the URL itself; a name is checked when it is called."""
+    host = urlsplit(spec.callback_url or "").hostname
+    networks = services.settings.callback_networks
+    try:
+        if host is None or may_call(host, networks):
+            return
+    except ValueError:  # a name
+        return
+    raise ApiError(
+        422,
+        "callback_refused",
+        f"callback_url leads to {host}, and callbacks go to public addresses only: use another one, or have "
+        "LONGLEAF_CALLBACK_NETWORKS allow its network",
+        param="callback_url",
+        params={"address": host},
+    )
 
 
 def _check_fit(

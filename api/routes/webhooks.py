@@ -1,0 +1,42 @@
+"""What became of a job's callbacks, and the secret that proves them to be ours."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+
+from api.gate import CallerDep, require
+from api.models import WebhookDelivery
+from api.routes.job_view import not_found
+from api.routes.paging import iso
+from api.services import ServicesDep
+
+router = APIRouter(prefix="/v1", tags=["webhooks"])
+
+
+@router.get("/jobs/{job_id}/deliveries")
+def list_deliveries(job_id: str, services: ServicesDep, caller: CallerDep) -> list[dict[str, Any]]:
+    """The callbacks of a job, each with its attempts; one for each end, so more than one after a retry."""
+    if services.jobs.owned(caller.tenant, job_id) is None:
+        raise not_found(job_id)
+    return [_view(delivery) for delivery in services.webhooks.of_job(job_id)]
+
+
+@router.get("/webhooks/secret")
+def get_secret(services: ServicesDep, caller: CallerDep) -> dict[str, str]:
+    """The tenant's signing secret, for whoever may submit: a reader must not be able to forge callbacks."""
+    require(caller, "submit")
+    return {"secret": services.webhooks.secret_of(caller.tenant)}
+
+
+def _view(delivery: WebhookDelivery) -> dict[str, Any]:
+    return {
+        "id": delivery.id,
+        "url": delivery.url,
+        "state": "delivered" if delivery.delivered_at else "waiting" if delivery.next_at else "given_up",
+        "created_at": iso(delivery.created_at),
+        "delivered_at": iso(delivery.delivered_at),
+        "next_attempt_at": iso(delivery.next_at),
+        "attempts": [{**attempt, "at": iso(attempt["at"])} for attempt in delivery.attempts],
+    }
