@@ -5,10 +5,11 @@ It knows no model: a block is token ids, named arrays and JSON metadata. FORMAT.
 
 from cache_store.attachments import attach, attached
 from cache_store.block import Section
+from cache_store.checkpoints import Checkpoints, Resume
 from cache_store.errors import BadBlock, CacheStoreError, MissingBlock, UnknownVersion
 from cache_store.header import BlockInfo, SectionInfo
 from cache_store.index import Entry
-from cache_store.key import BlockKey, chain_keys
+from cache_store.key import BlockKey, chain_keys, child_key
 from cache_store.store import SnapshotStore, Usage
 
 __all__ = [
@@ -16,8 +17,10 @@ __all__ = [
     "BlockInfo",
     "BlockKey",
     "CacheStoreError",
+    "Checkpoints",
     "Entry",
     "MissingBlock",
+    "Resume",
     "Section",
     "SectionInfo",
     "SnapshotStore",
@@ -26,4 +29,5 @@ __all__ = [
     "attach",
     "attached",
     "chain_keys",
+    "child_key",
 ]

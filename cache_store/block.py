@@ -129,6 +129,14 @@ def section_bytes(section: Section) -> memoryview:
     return view.cast("B") if num_bytes else memoryview(b"")
 
 
+def writable_bytes(buffers: Sequence[memoryview]) -> list[memoryview]:
+    """Buffers to read into, as plain bytes; ValueError for one that cannot be written in one piece."""
+    views = [memoryview(buffer) for buffer in buffers]
+    if any(view.readonly or not view.c_contiguous for view in views):
+        raise ValueError("buffers to read into must be writable and contiguous")
+    return [view.cast("B") if view.nbytes else memoryview(bytearray()) for view in views]
+
+
 def read_payload(fd: int, header: Header, into: Sequence[memoryview]) -> None:
     """Read every section into the caller's buffers (bytes, in table order) and check every byte.
 

@@ -7,6 +7,7 @@ how the work of other processes is seen. Not thread-safe; it removes nothing.
     <root>/v1/<first two hex digits>/<key>.llkv          a block
     <root>/v1/<first two hex digits>/.<key>.<pid>.<random>.tmp   a block being written
     <root>/quarantine/<key>.<time>.llkv                  a bad block, kept to be looked at
+    <root>/checkpoints/<key>.<part>.llkv                 a part of a prefill that is under way
 """
 
 from __future__ import annotations
@@ -38,6 +39,11 @@ _UNSETTLED_NS = 2_000_000_000
 def disk_bytes(num_bytes: int) -> int:
     """What a file of this size takes of the budget."""
     return round_up(num_bytes, _DISK_BLOCK)
+
+
+def checkpoint_of(part: Path) -> str:
+    """The hexadecimal key of the checkpoint that a file is a part of."""
+    return part.name.partition(".")[0]
 
 
 @dataclass(slots=True)
@@ -74,8 +80,14 @@ class Index:
     def __init__(self, root: Path) -> None:
         self.blocks_folder = root / f"v{FORMAT_VERSION}"
         self.quarantine_folder = root / "quarantine"
+        self.checkpoints_folder = root / "checkpoints"
         self._shards = {name: _Folder() for name in _SHARDS}
         self._quarantine = _Folder()
+        self._checkpoints = _Folder()
+        self._folders = {self.blocks_folder / name: shard for name, shard in self._shards.items()} | {
+            self.quarantine_folder: self._quarantine,
+            self.checkpoints_folder: self._checkpoints,
+        }
 
     def path(self, key: BlockKey) -> Path:
         name = key.hex
@@ -83,8 +95,8 @@ class Index:
 
     @property
     def total_bytes(self) -> int:
-        """Everything that counts against the budget: blocks, unfinished files, quarantine."""
-        return self._quarantine.disk_bytes + sum(shard.disk_bytes for shard in self._shards.values())
+        """Everything that counts against the budget: blocks, unfinished files, checkpoints, quarantine."""
+        return sum(folder.disk_bytes for folder in self._folders.values())
 
     @property
     def entries(self) -> dict[BlockKey, Entry]:
@@ -92,7 +104,14 @@ class Index:
 
     @property
     def unfinished(self) -> list[Path]:
-        return [path for shard in self._shards.values() for path in shard.others]
+        found = [path for shard in self._shards.values() for path in shard.others]
+        return found + [path for path in self._checkpoints.others if path.name.startswith(".")]
+
+    @property
+    def checkpoints(self) -> dict[Path, int]:
+        """The parts of checkpoints with their disk bytes, by name."""
+        parts = sorted(self._checkpoints.others.items())
+        return {path: num_bytes for path, num_bytes in parts if not path.name.startswith(".")}
 
     @property
     def quarantined(self) -> dict[Path, int]:
@@ -104,9 +123,9 @@ class Index:
         if entry:
             entry.used_ns = max(entry.used_ns, used_ns)
 
-    def look_again(self, shard: str) -> None:
-        """The folder of this name was changed by us: do not trust its time."""
-        self._shards[shard].changed = None
+    def look_again(self, folder: Path) -> None:
+        """This folder was changed by us: do not trust its time."""
+        self._folders[folder].changed = None
 
     def add_quarantined(self, path: Path, num_bytes: int) -> None:
         self._quarantine.others[path] = disk_bytes(num_bytes)
@@ -115,14 +134,13 @@ class Index:
     def refresh(self) -> list[Path]:
         """Bring the index up to date with the disk; returns the files that are not what their name says."""
         bad: list[Path] = []
-        for name, shard in self._shards.items():
-            self._refresh(self.blocks_folder / name, shard, bad)
-        self._refresh(self.quarantine_folder, self._quarantine, bad)
+        for path, folder in self._folders.items():
+            self._refresh(path, folder, bad)
         return bad
 
     def forget(self, path: Path) -> None:
         """A file was removed: take it out without looking at its folder again."""
-        folder = self._quarantine if path.parent == self.quarantine_folder else self._shards[path.parent.name]
+        folder = self._folders[path.parent]
         match = _BLOCK_NAME.fullmatch(path.name)
         entry = folder.entries.pop(BlockKey.from_hex(match[1]), None) if match else None
         folder.disk_bytes -= entry.disk_bytes if entry else folder.others.pop(path, 0)
@@ -139,25 +157,28 @@ class Index:
         changed = (status.st_ino, status.st_mtime_ns)
         if folder.changed == changed:
             return
-        known, folder.entries, folder.others = folder.entries, {}, {}
+        has_blocks, settled = path.parent == self.blocks_folder, now - status.st_mtime_ns > _UNSETTLED_NS
         with os.scandir(path) as items:
+            known, folder.entries, folder.others = folder.entries, {}, {}
+            folder.changed = None
             for item in items:
                 try:
                     size = item.stat(follow_symlinks=False).st_size
-                    if path == self.quarantine_folder or _TEMP_NAME.fullmatch(item.name):
+                    if not has_blocks or _TEMP_NAME.fullmatch(item.name):
                         folder.others[path / item.name] = disk_bytes(size)
                     elif match := _BLOCK_NAME.fullmatch(item.name):
                         entry = self._entry(BlockKey.from_hex(match[1]), item, known)
                         folder.entries[entry.key] = entry
                 except FileNotFoundError:
                     continue  # removed by another process meanwhile
-                except BadBlock:
+                except (BadBlock, OSError):  # whoever opens it decides which
                     bad.append(path / item.name)
                     folder.others[path / item.name] = disk_bytes(size)
         folder.disk_bytes = sum(entry.disk_bytes for entry in folder.entries.values()) + sum(
             folder.others.values()
         )
-        folder.changed = changed if now - status.st_mtime_ns > _UNSETTLED_NS else None
+        if settled:
+            folder.changed = changed
 
     def _entry(self, key: BlockKey, item: os.DirEntry[str], known: dict[BlockKey, Entry]) -> Entry:
         status = item.stat(follow_symlinks=False)

@@ -20,6 +20,7 @@ TokenIds = npt.NDArray[np.uint32]
 _ROOT = b"longleaf-kv-root"
 _LINK = b"longleaf-kv-link"
 _NOTE = b"longleaf-kv-note"
+_PART = b"longleaf-kv-part"
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -65,14 +66,28 @@ def chain_keys(fingerprint: str, salt: bytes, blocks: Sequence[npt.NDArray[Any]]
     link = hashlib.blake2b(root, digest_size=KEY_BYTES, person=_ROOT).digest()
     keys = []
     for ids in blocks:
-        link = hashlib.blake2b(
-            link + as_token_ids(ids).tobytes(), digest_size=KEY_BYTES, person=_LINK
-        ).digest()
-        keys.append(BlockKey(link))
+        keys.append(_next(link, ids))
+        link = keys[-1].digest
     return keys
+
+
+def child_key(parent: BlockKey, ids: npt.NDArray[Any]) -> BlockKey:
+    """The key that `chain_keys` gives a block of these token ids (none are allowed) behind `parent`."""
+    return _next(parent.digest, ids)
+
+
+def _next(link: bytes, ids: npt.NDArray[Any]) -> BlockKey:
+    ids_bytes = as_token_ids(ids).tobytes()
+    return BlockKey(hashlib.blake2b(link + ids_bytes, digest_size=KEY_BYTES, person=_LINK).digest())
 
 
 def attached_key(key: BlockKey, name: str) -> BlockKey:
     """The key of what is attached to a block under a name; no chain of tokens has it."""
     digest = hashlib.blake2b(key.digest + name.encode(), digest_size=KEY_BYTES, person=_NOTE).digest()
+    return BlockKey(digest)
+
+
+def checkpoint_part_key(key: BlockKey, part: str) -> BlockKey:
+    """The key in the header of a checkpoint's part: no part passes for another, or for a block."""
+    digest = hashlib.blake2b(key.digest + part.encode(), digest_size=KEY_BYTES, person=_PART).digest()
     return BlockKey(digest)

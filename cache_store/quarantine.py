@@ -32,22 +32,13 @@ class Quarantine:
         kept = self._index.quarantined
         while sum(kept.values()) > self._max_bytes:
             oldest = next(iter(kept))
-            self._remove(oldest)
+            files.remove(oldest)
+            self._index.forget(oldest)
             del kept[oldest]
 
-    def remove_tenant(self, tenant: str) -> None:
-        """Delete what is a tenant's, and what does not say whose it is."""
-        for path in self._index.quarantined:
-            if _tenant(path) in (tenant, None):
-                self._remove(path)
 
-    def _remove(self, path: Path) -> None:
-        files.remove(path)
-        self._index.forget(path)
-
-
-def _tenant(path: Path) -> str | None:
-    """Whose a bad block is; None where its header does not say."""
+def tenant_of(path: Path) -> str | None:
+    """Whose a file of ours is; None where its header does not say."""
     try:
         fd = os.open(path, files.READ_FLAGS)
     except OSError:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from cache_store import files
 from cache_store.eviction import victims, with_ancestors
-from cache_store.index import Entry, Index, disk_bytes
+from cache_store.index import Entry, Index, checkpoint_of, disk_bytes
 from cache_store.key import BlockKey
 from cache_store.pins import Pins
 
@@ -39,7 +39,8 @@ class Room:
     def make(self, num_bytes: int, keep: set[BlockKey]) -> bool:
         """Evict until a file of this size fits budget and floor; False, and nothing evicted, if it cannot.
 
-        keep: blocks that must stay beside the pinned ones, with their ancestors. The index is fresh.
+        keep: blocks that must stay beside the pinned ones, with their ancestors and their checkpoints. The
+        index is fresh.
         """
         if self._short_bytes(num_bytes) > 0:
             self.remove_unfinished()
@@ -48,7 +49,7 @@ class Room:
         entries = self._index.entries
         keep = keep | self._pins.keys()
         kept = with_ancestors(entries, keep)
-        spare = sum(self._index.quarantined.values())
+        spare = sum(self._index.quarantined.values()) + sum(self._checkpoints(keep).values())
         spare += sum(entry.disk_bytes for key, entry in entries.items() if key not in kept)
         # At a start nothing is written: what can go then goes, though it be too little.
         if num_bytes and self._short_bytes(num_bytes) > spare:
@@ -62,8 +63,21 @@ class Room:
 
     def _victims(self, entries: dict[BlockKey, Entry], keep: set[BlockKey]) -> Iterator[Path]:
         yield from self._index.quarantined
+        yield from self._checkpoints(keep)
         for entry in victims(entries, keep, self._last_use):
             yield self._index.path(entry.key)
+
+    def _checkpoints(self, keep: set[BlockKey]) -> dict[Path, int]:
+        """Parts of checkpoints with their disk bytes: those together that belong together, oldest first."""
+        kept = {key.hex for key in keep}
+        parts = {p: n for p, n in self._index.checkpoints.items() if checkpoint_of(p) not in kept}
+        latest: dict[str, int] = {}
+        for path in parts:
+            with suppress(OSError):
+                used_ns = min(os.stat(path).st_mtime_ns, time.time_ns())
+                latest[checkpoint_of(path)] = max(latest.get(checkpoint_of(path), 0), used_ns)
+        order = sorted(parts, key=lambda path: (latest.get(checkpoint_of(path), 0), path))
+        return {path: parts[path] for path in order}
 
     def _last_use(self, entry: Entry) -> int | None:
         try:
@@ -109,7 +123,7 @@ class Room:
             files.make_folder(folder)
         fd = os.open(temp, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         try:
-            self._index.look_again(temp.parent.name)
+            self._index.look_again(temp.parent)
             if not files.lock_now(fd):
                 raise OSError(errno.EAGAIN, "a new file is locked by another process", str(temp))
             os.ftruncate(fd, num_bytes)

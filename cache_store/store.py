@@ -1,22 +1,15 @@
-"""The snapshot store: which blocks are kept in a folder, and what becomes of those that are bad.
+"""The snapshot store: blocks of KV under content keys, and which of them a chain of tokens may use.
 
-Owns policy: budget, eviction, atomic replacement, quarantine. Several processes may share a folder;
-they meet in the file system only (a lock for what must not interleave, renames for the rest).
-It knows no model and not what the bytes mean.
+Owns what a block means to its chain: matching, confirming, replacing. The folder's files, its budget and
+its bad blocks are `folder.py`'s. It knows no model and not what the bytes mean.
 """
 
 from __future__ import annotations
 
-import errno
-import logging
 import os
-import secrets
-import threading
-import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,20 +17,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cache_store import block, files
+from cache_store import block
 from cache_store.block import Section
-from cache_store.errors import BadBlock, MissingBlock, UnknownVersion
-from cache_store.header import BlockInfo, Header, read_header
-from cache_store.index import Entry, Index
+from cache_store.checkpoints import Checkpoints
+from cache_store.errors import BadBlock, UnknownVersion
+from cache_store.folder import Folder
+from cache_store.header import BlockInfo, Header
+from cache_store.index import Entry
 from cache_store.key import BlockKey, TokenIds, as_token_ids
-from cache_store.pins import Pins
-from cache_store.quarantine import Quarantine
-from cache_store.room import Room
-
-log = logging.getLogger(__name__)
-
-# With these at start the folder serves reading until the process starts again.
-_READ_ONLY = {errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT}
+from cache_store.quarantine import tenant_of
 
 # Two keep a core copying while another one hashes; more gain nothing on page cache or NVMe.
 _READERS = 2
@@ -76,43 +64,37 @@ class SnapshotStore:
             raise ValueError(
                 f"budget {budget_bytes} and free-disk floor {min_free_bytes} must not be negative"
             )
-        self.folder = folder
-        self.read_only = False
-        self._touch_every_ns = int(touch_every_s * 1e9)
-        self._index = Index(folder)
-        self._pins = Pins(folder)
-        self._bad_blocks = Quarantine(self._index, min(quarantine_bytes, budget_bytes // 10))
-        self._room = Room(folder, self._index, self._pins, budget_bytes, min_free_bytes)
-        self._mutex = threading.RLock()
-        self._lock_depth = 0
-        self._unmoved: dict[BlockKey, tuple[int, int]] = {}  # bad files that could not be moved: inode, time
-        self._reported: set[int | None] = set()
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            with self._locked():
-                self._refresh()
-                self._room.remove_unfinished()
-                if not self._room.make(0, set()):
-                    log.warning("pinned blocks exceed the budget, nothing is stored: %s", self._room)
-        except OSError as error:
-            if error.errno not in _READ_ONLY:
-                raise
-            self.read_only = True
-            log.warning("snapshots in %s are for reading only: %s", folder, error)
-            self._refresh()
+        self._folder = Folder(folder, budget_bytes, min_free_bytes, quarantine_bytes, touch_every_s)
+        self._checkpoints = Checkpoints(self._folder)
+        if not self.read_only:
+            self._checkpoints.remove_expired()
+
+    @property
+    def folder(self) -> Path:
+        return self._folder.root
+
+    @property
+    def checkpoints(self) -> Checkpoints:
+        """The scratch of prefills that are under way, beside the blocks and under the same budget."""
+        return self._checkpoints
+
+    @property
+    def read_only(self) -> bool:
+        """Whether the folder could not be written at the start."""
+        return self._folder.read_only
 
     @property
     def total_bytes(self) -> int:
         """Disk bytes that count against the budget now, other processes' files included."""
-        with self._mutex:
-            self._refresh()
-            return self._index.total_bytes
+        with self._folder.mutex:
+            self._folder.refresh()
+            return self._folder.index.total_bytes
 
     def entries(self) -> list[Entry]:
         """The stored blocks, in no order."""
-        with self._mutex:
-            self._refresh()
-            return list(self._index.entries.values())
+        with self._folder.mutex:
+            self._folder.refresh()
+            return list(self._folder.index.entries.values())
 
     def usage(self) -> dict[str, Usage]:
         """What the blocks of each model take and save, by the model that their metadata names."""
@@ -133,11 +115,11 @@ class SnapshotStore:
         for position, (key, ids) in enumerate(zip(keys, blocks, strict=True)):
             wanted = as_token_ids(ids)
             try:
-                with self._reading(key) as (fd, header):
+                with self._folder.reading(key) as (fd, header):
                     if position and header.prelude.parent != keys[position - 1]:
                         raise BadBlock(header.path, "parent", keys[position - 1], header.prelude.parent)
-                    self._confirm(header, wanted)
-                    self._touch(key, fd)
+                    _confirm(header, wanted)
+                    self._folder.touch(key, fd)
             except BadBlock:
                 return position
         return len(keys)
@@ -145,7 +127,7 @@ class SnapshotStore:
     def info(self, key: BlockKey) -> BlockInfo | None:
         """What the block's header says; None for a miss. Reads no payload."""
         try:
-            with self._reading(key) as (_, header):
+            with self._folder.reading(key) as (_, header):
                 return header.info
         except BadBlock:
             return None
@@ -157,11 +139,8 @@ class SnapshotStore:
         are undefined. Raises BadBlock (MissingBlock where there is no file): the block is a miss from
         then on. Raises ValueError for a buffer that cannot be written.
         """
-        views = [memoryview(buffer) for buffer in into]
-        if any(view.readonly or not view.c_contiguous for view in views):
-            raise ValueError("buffers to read into must be writable and contiguous")
-        views = [view.cast("B") if view.nbytes else memoryview(bytearray()) for view in views]
-        with self._reading(key) as (fd, header):
+        views = block.writable_bytes(into)
+        with self._folder.reading(key) as (fd, header):
             info = header.info
             block.read_payload(fd, header, views)
             return info
@@ -210,16 +189,21 @@ class SnapshotStore:
         buffers = block.layout(key, parent, ids, sections, exact, meta)
         if self.read_only:
             return False
+
+        def answer() -> bool | None:
+            if parent and not os.path.lexists(self._folder.index.path(parent)):
+                return False  # no match could ever reach it
+            return self._stored(key, ids, exact)
+
         try:
             stored = self._stored(key, ids, exact)
             if stored is None:
-                stored = self._write(key, parent, ids, exact, buffers)
+                keep = {key, parent} if parent else {key}
+                stored = self._folder.place(self._folder.index.path(key), buffers, keep, answer)
+            return stored
         except OSError as error:
-            self._report(error.errno, f"snapshot {key} was not stored: {error}")
+            self._folder.report(error.errno, f"snapshot {key} was not stored: {error}")
             return False
-        if stored:
-            self._reported.clear()
-        return stored
 
     def pin(self, key: BlockKey) -> None:
         """Keep a block and every block before it from eviction, in every process, until `unpin`.
@@ -227,181 +211,57 @@ class SnapshotStore:
         A block that is not stored yet is pinned once it is. Raises OSError where the folder cannot be
         written.
         """
-        with self._locked():
-            self._pins.add(key)
+        with self._folder.locked():
+            self._folder.pins.add(key)
 
     def unpin(self, key: BlockKey) -> bool:
         """Let a block be evicted again; False where it was not pinned."""
-        with self._locked():
-            return self._pins.remove(key)
+        with self._folder.locked():
+            return self._folder.pins.remove(key)
 
     def pins(self) -> set[BlockKey]:
         """The keys that were pinned; the blocks before them are pinned with them."""
-        return self._pins.keys()
+        return self._folder.pins.keys()
 
     def remove(self, key: BlockKey) -> bool:
         """Delete a block and its pin; False if it is not there. Descendants stay until they are evicted."""
-        with self._locked():
-            self._pins.remove(key)
-            path = self._index.path(key)
-            removed = files.remove(path)
-            self._index.look_again(key.hex[:2])
-        return removed
+        with self._folder.locked():
+            self._folder.pins.remove(key)
+            return self._folder.remove(self._folder.index.path(key))
 
     def remove_tenant(self, tenant: str) -> int:
-        """Delete every block and pin of a tenant, and what of its is in quarantine; how many blocks went.
+        """Delete every block, pin and checkpoint of a tenant, and its bad blocks; how many blocks went.
 
-        A quarantined file that does not say whose it is goes too. A write that another process has begun
-        may still come after. Raises OSError where a file cannot be removed.
+        A quarantined file or a checkpoint that does not say whose it is goes too. A write that another
+        process has begun may still come after. Raises OSError where a file cannot be removed.
         """
-        with self._locked():
-            self._refresh()
-            owned = [entry.key for entry in self._index.entries.values() if entry.tenant == tenant]
+        index = self._folder.index
+        with self._folder.locked():
+            self._folder.refresh()
+            owned = [entry.key for entry in index.entries.values() if entry.tenant == tenant]
             for key in owned:
                 self.remove(key)
-            self._bad_blocks.remove_tenant(tenant)
+            for path in [*index.quarantined, *index.checkpoints]:
+                if tenant_of(path) in (tenant, None):
+                    self._folder.remove(path)
         return len(owned)
-
-    # Writing
 
     def _stored(self, key: BlockKey, ids: TokenIds, exact: bool) -> bool | None:
         """True: the disk holds this block or a better one. False: it may not be replaced. None: write it."""
         try:
-            with self._reading(key) as (fd, header):
-                self._confirm(header, ids)
+            with self._folder.reading(key) as (fd, header):
+                _confirm(header, ids)
                 if exact and not header.prelude.exact:
                     return None
-                self._touch(key, fd)
+                self._folder.touch(key, fd)
                 return True
         except UnknownVersion as error:
-            self._report(None, f"snapshot not stored: {error}")
+            self._folder.report(None, f"snapshot not stored: {error}")
             return False
         except BadBlock:
             return None
 
-    def _write(
-        self, key: BlockKey, parent: BlockKey | None, ids: TokenIds, exact: bool, buffers: list[memoryview]
-    ) -> bool:
-        num_bytes = sum(view.nbytes for view in buffers)
-        path = self._index.path(key)
-        temp = path.with_name(f".{key}.{os.getpid()}.{secrets.token_hex(8)}.tmp")
-        keep = {key, parent} if parent else {key}
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with self._locked():
-            self._refresh()
-            if parent and not os.path.lexists(self._index.path(parent)):
-                return False  # no match could ever reach it
-            if not self._room.make(num_bytes, keep):
-                self._report(errno.ENOSPC, f"snapshot {key} of {num_bytes} bytes not stored: {self._room}")
-                return False
-            fd = self._room.reserve(temp, num_bytes)
-        placed = False
-        try:
-            files.write_at(fd, buffers, 0)
-            os.fsync(fd)
-            with self._locked():
-                stored = self._stored(key, ids, exact)
-                if stored is not None:  # another process was first
-                    return stored
-                os.rename(temp, path)
-                placed = True
-                self._index.look_again(key.hex[:2])
-            files.sync_folder(path.parent)
-        except BaseException:
-            if placed:
-                with suppress(OSError):
-                    files.remove(path)
-            raise
-        finally:
-            if not placed:
-                with suppress(OSError):
-                    files.remove(temp)
-            os.close(fd)
-        return True
 
-    # Reading
-
-    @contextmanager
-    def _reading(self, key: BlockKey) -> Iterator[tuple[int, Header]]:
-        """Open a block with its header checked. Any BadBlock raised inside moves the file to quarantine."""
-        path = self._index.path(key)
-        try:
-            fd = os.open(path, files.READ_FLAGS)
-        except FileNotFoundError:
-            raise MissingBlock(path) from None
-        except OSError as error:
-            raise BadBlock(path, "block file", "a file that opens", error) from error
-        try:
-            status = os.fstat(fd)
-            if self._unmoved.get(key) == (status.st_ino, status.st_mtime_ns):
-                raise MissingBlock(path)
-            header = read_header(fd, path)
-            if header.prelude.key != key:
-                raise BadBlock(path, "key", key, header.prelude.key)
-            yield fd, header
-        except (MissingBlock, UnknownVersion):
-            raise
-        except BadBlock as error:
-            self._quarantine(key, fd, error)
-            raise
-        except OSError as error:
-            bad = BadBlock(path, "block file", "readable bytes", error)
-            if error.errno == errno.EIO:  # the disk's fault; others (no memory, say) are not the block's
-                self._quarantine(key, fd, bad)
-            raise bad from error
-        finally:
-            os.close(fd)
-
-    @staticmethod
-    def _confirm(header: Header, wanted: TokenIds) -> None:
-        if not np.array_equal(header.token_ids, wanted):
-            raise BadBlock(header.path, "token ids", wanted[:8].tolist(), header.token_ids[:8].tolist())
-
-    def _touch(self, key: BlockKey, fd: int) -> None:
-        now = time.time_ns()
-        with self._mutex:
-            self._index.touch(key, now)
-        if not self.read_only and abs(now - os.fstat(fd).st_mtime_ns) >= self._touch_every_ns:
-            with suppress(OSError):  # recency is a hint
-                os.utime(fd, ns=(now, now))
-
-    def _quarantine(self, key: BlockKey, fd: int, why: BadBlock) -> None:
-        """Move a bad block away, unless another process has put a new one in its place meanwhile."""
-        path, status = self._index.path(key), os.fstat(fd)
-        log.warning("bad block: %s", why)
-        try:
-            with self._locked():
-                if os.stat(path, follow_symlinks=False).st_ino == status.st_ino:
-                    self._bad_blocks.take(key, status.st_size)
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            self._unmoved[key] = (status.st_ino, status.st_mtime_ns)
-            log.warning("bad block %s stays where it is, and is not used: %s", path, error)
-
-    # The folder
-
-    def _refresh(self) -> None:
-        for path in self._index.refresh():
-            with suppress(BadBlock), self._reading(BlockKey.from_hex(path.stem)):
-                pass
-
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        """Exclude the other threads and processes on this folder; may be nested."""
-        with self._mutex:
-            if self._lock_depth:
-                yield
-                return
-            with files.locked(self.folder / "lock"):
-                self._lock_depth += 1
-                try:
-                    yield
-                finally:
-                    self._lock_depth -= 1
-
-    def _report(self, kind: int | None, message: str) -> None:
-        """Warn once per kind of failure until a write succeeds."""
-        if kind not in self._reported:
-            self._reported.add(kind)
-            log.warning("%s", message)
+def _confirm(header: Header, wanted: TokenIds) -> None:
+    if not np.array_equal(header.token_ids, wanted):
+        raise BadBlock(header.path, "token ids", wanted[:8].tolist(), header.token_ids[:8].tolist())
