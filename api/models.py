@@ -115,6 +115,7 @@ class Job(Base):
     __table_args__ = (
         Index("ix_jobs_state_id", "state", "id"),
         Index("ix_jobs_tenant_id_id", "tenant_id", "id"),
+        Index("ix_jobs_state_rank", "state", "rank"),
     )
 
     id: Mapped[str] = mapped_column(primary_key=True)
@@ -126,6 +127,8 @@ class Job(Base):
     attempt: Mapped[int] = mapped_column(default=1)
     """Grows whenever the job is handed out again; events of older attempts are ignored."""
     num_failures: Mapped[int] = mapped_column(default=0)
+    rank: Mapped[float] = mapped_column(default=0.0, server_default="0")
+    """Queued jobs are handed out by it, the lowest first; what it is made of is in moves.py."""
     worker: Mapped[str | None]
     """Who runs this attempt; None until it started."""
     handed_out: Mapped[bool] = mapped_column(default=False)

@@ -19,6 +19,10 @@ from jobs import TERMINAL, Event, EventType, Problem, State, can_move
 MAX_FAILURES = 3
 """A job whose attempts were lost this often has failed."""
 
+PASSED_FOR_S = {"high": 0.0, "normal": 600.0, "low": 3600.0}
+"""By priority: a job's rank is the time at which it was accepted and these seconds, so that it is passed by
+what comes within them and by nothing later. Nothing starves, whatever goes on coming."""
+
 _ENDS = {
     State.SUCCEEDED: EventType.SUCCEEDED,
     State.FAILED: EventType.FAILED,
@@ -70,7 +74,13 @@ def retry(session: Session, job: Job) -> None:
     job.finished_at = None
     job.expires_at = expiry(job.spec.get("expires_after"), time.time())
     job.expiring = False
+    job.rank = rank(job.spec, time.time())
     next_attempt(session, job, "retry")
+
+
+def rank(spec: dict[str, Any], accepted_at: float) -> float:
+    """Where a job stands among those that wait."""
+    return accepted_at + PASSED_FOR_S[spec.get("priority", "normal")]
 
 
 def expiry(expires_after: int | None, accepted_at: float) -> float | None:

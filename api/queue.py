@@ -39,6 +39,17 @@ log = logging.getLogger(__name__)
 
 CONTROL_TTL_S = 86_400
 
+NUM_NEIGHBOURS = 64
+"""So many attempts in a row may have been taken since the database was asked who waits behind whom."""
+_PLACE = """
+if redis.call('LREM', KEYS[1], -1, ARGV[1]) == 0 then return 0 end
+for i = 2, #ARGV do
+  if redis.call('LINSERT', KEYS[1], 'BEFORE', ARGV[i], ARGV[1]) > 0 then return 1 end
+end
+return redis.call('RPUSH', KEYS[1], ARGV[1])
+"""
+"""Move what stands at the end before the first of its neighbours that is there; a taken one stays taken."""
+
 
 def connect(url: str) -> Redis:
     """A client that answers or fails soon: a request must not hang because Redis does."""
@@ -138,11 +149,13 @@ class JobQueue:
                 result_ttl=60,
                 failure_ttl=3600,
                 description=name,
-                at_front=job.attempt > 1,
                 unique=True,
             )
         except DuplicateJobError:
             log.info("%s was on the queue already", name)
+            return
+        if behind := self._store.waiting_behind(job, NUM_NEIGHBOURS):
+            self._redis.eval(_PLACE, 1, self._queue(queue_name(job.model)).key, name, *behind)
 
     def _queue(self, name: str) -> Queue:
         return Queue(name, connection=self._redis, serializer=JSONSerializer)

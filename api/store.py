@@ -29,6 +29,7 @@ from jobs import (
     RunRequest,
     State,
     parse_spec,
+    run_id,
 )
 
 
@@ -97,6 +98,17 @@ class JobStore:
         with self._database.read() as session:
             return session.scalars(query).all()
 
+    def waiting_behind(self, job: Job, limit: int) -> list[str]:
+        """The attempts that are handed out after this one, by their ids in the queue, the next one first."""
+        query = (
+            select(Job.id, Job.attempt)
+            .where(Job.state == State.QUEUED, Job.rank > job.rank, Job.model == job.model, Job.handed_out)
+            .order_by(Job.rank)
+            .limit(limit)
+        )
+        with self._database.read() as session:
+            return [run_id(job_id, attempt) for job_id, attempt in session.execute(query)]
+
     def run_request(self, job: Job) -> RunRequest:
         """What a worker needs for the job's current attempt."""
         query = (
@@ -150,13 +162,15 @@ class JobStore:
                 document = session.get(Document, document_id)
                 if document is None or document.tenant_id != tenant:
                     raise LookupError(document_id)
+            stored = spec.model_copy(update={"model": model}).model_dump(mode="json")
             job = Job(
                 id=new_id("job"),
                 tenant_id=tenant,
                 type=spec.type,
                 state=State.QUEUED,
                 model=model,
-                spec=spec.model_copy(update={"model": model}).model_dump(mode="json"),
+                spec=stored,
+                rank=moves.rank(stored, now),
                 attempt=1,
                 num_failures=0,
                 handed_out=False,

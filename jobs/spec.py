@@ -55,6 +55,8 @@ class _Spec(BaseModel):
     """Whether a model that can think is asked to. What it thinks is kept apart from the answer."""
     reuse: bool = True
     """Whether stored prefixes may be read and written for this job."""
+    priority: Literal["high", "normal", "low"] = "normal"
+    """A job is passed by a higher one that comes within 10 minutes after it, a low one within an hour."""
     callback_url: CallbackUrl | None = None
     """Where the end of the job is told, with a POST that is signed."""
     expires_after: int | None = Field(default=None, ge=1, le=2_592_000)
