@@ -1,10 +1,13 @@
-"""How an answer ends, and what is said while it is made."""
+"""How an answer ends, what is said while it is made, and that drafts change nothing of it."""
 
 import pytest
 
+from tests.worker.engine.conftest import BOOK
+from tests.worker.engine.near_ties import num_near_ties, recording
 from worker.engine.answer import is_loop
-from worker.engine.engine import Document, EngineError, Sampling
+from worker.engine.engine import Document, Engine, EngineError, Request, Sampling
 from worker.engine.report import Silent
+from worker.engine.speculate import DraftPolicy
 
 NOTE = [Document("n", "The lighthouse was built in 1871 by the harbour board.")]
 
@@ -34,6 +37,14 @@ def test_the_limit_ends_an_answer(engine):
     assert output.usage.output_tokens == 5
 
 
+def test_all_refusals_come_before_any_work(engine):
+    report = Recording()
+    wanted = [Request("q", Sampling(n), report) for n in (4, 8192)]
+    with pytest.raises(EngineError, match="8,192"):
+        engine.answer(NOTE, wanted)
+    assert report.seen == []
+
+
 def test_one_seed_gives_one_text(engine):
     def sample(seed):
         sampling = Sampling(12, temperature=1.0, top_p=0.95, seed=seed)
@@ -41,6 +52,79 @@ def test_one_seed_gives_one_text(engine):
 
     assert sample(1) == sample(1)
     assert len({sample(seed) for seed in range(4)}) > 1
+
+
+def test_a_seed_does_not_depend_on_the_jobs_before(engine):
+    wanted = Sampling(8, temperature=1.0, seed=5)
+    first = engine.generate(NOTE, "Write a poem.", wanted, Silent()).text
+    engine.generate(NOTE, "Write a poem.", Sampling(3, temperature=1.0), Silent())
+    assert engine.generate(NOTE, "Write a poem.", wanted, Silent()).text == first
+
+
+def test_a_stop_string_ends_an_answer_and_is_not_said(engine):
+    report = Recording()
+    # Three tokens: digits come one by one.
+    sampling = Sampling(40, stop=("871", "never"))
+    output = engine.generate(NOTE, "When was the lighthouse built?", sampling, report)
+    assert output.finish_reason == "stop"
+    assert output.text.endswith("1")
+    assert "871" not in output.text
+    assert report.text.strip() == output.text
+    whole = engine.generate(NOTE, "When was the lighthouse built?", Sampling(40), Silent())
+    assert whole.text.startswith(output.text + "871")
+    assert output.usage.output_tokens < whole.usage.output_tokens
+
+
+QUOTE = "Repeat the text above word for word, from its first word to its last."
+RETELL = "Tell what happened, in your own words."
+ALWAYS = DraftPolicy(7)
+NEVER = DraftPolicy(0)
+
+
+@pytest.mark.parametrize(
+    ("question", "options", "all_right"),
+    [
+        (QUOTE, {}, True),
+        (QUOTE, {"temperature": 0.3, "seed": 11}, False),
+        (RETELL, {"temperature": 0.7, "seed": 12, "top_p": 0.9, "frequency_penalty": 0.2}, False),
+    ],
+)
+def test_drafts_change_no_token(model, question, options, all_right):
+    model, recorder = recording(model)
+    documents, sampling = [Document("d", BOOK * 2)], Sampling(40, **options)
+    plain = Engine(model, None, drafts=NEVER).generate(documents, question, sampling, Silent())
+    engine = Engine(model, None, drafts=ALWAYS)
+    drafted = engine.generate(documents, question, sampling, Silent())
+    without, with_drafts = recorder.take()
+    if sampling.temperature == 0:
+        prompt = engine._prompts.build(documents, question)
+        assert num_near_ties(model, [prompt], [without], [with_drafts]) == 0
+    assert with_drafts == without
+    assert drafted.text == plain.text
+    assert (plain.usage.drafted_tokens, plain.usage.accepted_tokens) == (0, 0)
+    usage = drafted.usage
+    assert 0 < usage.accepted_tokens < usage.output_tokens == plain.usage.output_tokens
+    assert (usage.accepted_tokens == usage.drafted_tokens) == all_right
+
+
+def test_an_answer_with_drafts_keeps_its_limit_and_its_stop(model):
+    engine = Engine(model, None, drafts=ALWAYS)
+    for limit in (1, 2, 9):
+        output = engine.generate(NOTE, QUOTE, Sampling(limit), Silent())
+        assert (output.usage.output_tokens, output.finish_reason) == (limit, "length")
+    stopped = engine.generate(NOTE, QUOTE, Sampling(40, stop=("harbour",)), Silent())
+    assert stopped.text.endswith("by the")
+
+
+def test_a_cache_that_saw_drafts_answers_the_next_question_as_before(model, document):
+    documents = [document(330)]
+    engine = Engine(model, None, drafts=ALWAYS)
+    first = engine.generate(documents, "Who?", Sampling(12), Silent()).text
+    quoted = engine.generate(documents, QUOTE, Sampling(30), Silent())
+    assert quoted.usage.drafted_tokens > 0
+    again = engine.generate(documents, "Who?", Sampling(12), Silent())
+    assert again.usage.cached_tokens == 320
+    assert again.text == first
 
 
 def test_a_penalty_changes_what_repeats(engine):

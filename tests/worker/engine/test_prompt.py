@@ -62,6 +62,14 @@ class Template:
         return self.render(messages)
 
 
+class Thoughtful(Template):
+    """As Qwen3's: thinking is the model's own affair where it is asked for, and closed where it isn't."""
+
+    def apply_chat_template(self, messages, enable_thinking, **options):
+        end = "[model]" if enable_thinking else "[model]<think>\n\n</think>\n\n"
+        return f"[user]{messages[-1]['content']}{end}"
+
+
 def test_a_template_without_a_system_role_gets_the_words_in_the_users_message(model):
     def render(messages):
         if messages[0]["role"] == "system":
@@ -78,16 +86,35 @@ def test_a_template_that_drops_the_message_is_refused(model):
 
 
 def test_the_prompt_does_not_change_with_the_day(model):
-    seen = []
+    """Llama 3's template takes `date_string`, SmolLM3's calls `strftime_now`."""
+    from jinja2 import Template as Jinja
 
     class Dated(Template):
         def apply_chat_template(self, messages, **options):
-            seen.append(options["date_string"])
-            return f"Today is {options['date_string']}. {messages[-1]['content']}"
+            dates = Jinja("{{ date_string }}, {{ strftime_now('%d %B %Y') }}").render(**options)
+            return f"Today is {dates}. {messages[-1]['content']}"
 
-    PromptBuilder(model.folder, Dated(None))
-    PromptBuilder(model.folder, Dated(None))
-    assert len(set(seen)) == 1
+    prompt = PromptBuilder(model.folder, Dated(None)).build([Document("a", "doc")], "q")
+    assert text_of(model, prompt.tokens).startswith("Today is 26 Jul 2024, 26 July 2024. ")
+
+
+def test_a_model_without_thinking_has_an_answer_from_its_first_word(builder):
+    for thinking in (False, True):
+        assert builder.build([Document("a", "doc")], "q", thinking).stage == "answer"
+
+
+def test_thinking_is_asked_for_and_expected(model):
+    builder = PromptBuilder(model.folder, Thoughtful(None))
+    plain, asked = (builder.build([Document("a", "doc")], "q", thinking) for thinking in (False, True))
+    assert text_of(model, plain.tokens).endswith("<think>\n\n</think>\n\n")
+    assert text_of(model, asked.tokens).endswith("[model]")
+    assert plain.stage == "before"
+    assert (plain.tokens[: plain.document_end] == asked.tokens[: asked.document_end]).all()
+
+
+def test_a_template_that_opens_thinking_is_seen(model):
+    builder = PromptBuilder(model.folder, Template(lambda m: f"[user]{m[-1]['content']}[model]<think>\n"))
+    assert builder.build([Document("a", "<think>")], "</think>").stage == "thinking"
 
 
 def test_the_count_is_that_of_the_prompt(model):
