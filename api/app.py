@@ -28,7 +28,7 @@ from api.notifier import Notifier
 from api.queue import JobQueue, connect
 from api.reconciler import Reconciler
 from api.recorder import Recorder
-from api.routes import documents, events, health, jobs, metrics, models
+from api.routes import documents, events, health, jobs, metrics, models, quote
 from api.routes import webhooks as webhook_routes
 from api.services import Services
 from api.settings import Settings
@@ -93,7 +93,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.add_middleware(Gate)
     app.add_middleware(RequestIds)  # around the gate: what it refuses has an id too
     problems.install(app)
-    for route in (documents, jobs, events, webhook_routes, models, health, metrics):
+    for route in (documents, jobs, quote, events, webhook_routes, models, health, metrics):
         app.include_router(route.router)
     return app
 

@@ -23,3 +23,7 @@ class ModelCard(BaseModel):
     """Identity of weights, tokenizer, chat template, KV format and rope: the root of snapshot keys."""
     device: str
     """Such as `cpu` or `gpu (Apple M2 Ultra)`."""
+    memory_bytes: int | None = None
+    """What model and requests may take of the device's memory."""
+    peak_points: list[tuple[int, int]] = []
+    """(tokens of prompt and answer, predicted peak of one request in bytes), weights included."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from api.addresses import may_call
@@ -26,6 +27,18 @@ def context_tokens(model: str, folder: ModelFolder | None, workers: list[WorkerS
     return max(cards) if cards else folder.context_tokens if folder else None
 
 
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a spec names, and who is there for it."""
+
+    documents: list[Document]
+    model: str
+    folder: ModelFolder | None
+    """None where the model's folder is not on this host: its tokens cannot be counted here."""
+    context_tokens: int | None
+    workers: list[WorkerStatus]
+
+
 def admit(services: Services, tenant: str, spec: JobSpec) -> str:
     """The id of the model that the job will run on.
 
@@ -33,6 +46,14 @@ def admit(services: Services, tenant: str, spec: JobSpec) -> str:
         ApiError: 404 for an unknown document or model, 413 for a job over the model's context, 422 for a
             callback to an address that may not be called.
     """
+    found = look_up(services, tenant, spec)
+    if found.folder is not None and found.context_tokens is not None:
+        _check_fit(services, spec, found.documents, found.folder, found.context_tokens)
+    return found.model
+
+
+def look_up(services: Services, tenant: str, spec: JobSpec) -> Found:
+    """The same without a look at the context. Raises ApiError 404 or 422."""
     _check_callback(services, spec)
     documents = []
     for index, document_id in enumerate(spec.documents):
@@ -52,10 +73,20 @@ def admit(services: Services, tenant: str, spec: JobSpec) -> str:
             params={"model": model, "models": models},
         )
     folder = services.folders.get(model)
-    context = context_tokens(model, folder, workers)
-    if folder is not None and context is not None:
-        _check_fit(services, spec, documents, folder, context)
-    return model
+    return Found(documents, model, folder, context_tokens(model, folder, workers), workers)
+
+
+def prompt_tokens(services: Services, spec: JobSpec, documents: list[Document], folder: ModelFolder) -> int:
+    """Tokens of the documents and the longest instruction.
+
+    The chat template's few tokens are not counted here; the worker has the last word.
+    """
+    num_tokens = sum(services.num_tokens(document, folder) for document in documents)
+    return num_tokens + max(services.folders.count(folder, text) for text in _instructions(spec))
+
+
+def num_outputs(spec: JobSpec) -> int:
+    return len(_instructions(spec))
 
 
 def _check_callback(services: Services, spec: JobSpec) -> None:
@@ -80,9 +111,7 @@ def _check_callback(services: Services, spec: JobSpec) -> None:
 def _check_fit(
     services: Services, spec: JobSpec, documents: list[Document], folder: ModelFolder, context: int
 ) -> None:
-    # The chat template's few tokens are not counted here; the worker has the last word.
-    prompt = sum(services.num_tokens(document, folder) for document in documents)
-    prompt += max(services.folders.count(folder, text) for text in _instructions(spec))
+    prompt = prompt_tokens(services, spec, documents, folder)
     if prompt + spec.max_output_tokens > context:
         raise ApiError(
             413,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import anyio.to_thread
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Header, Request, Response
 from fastapi.responses import JSONResponse
 
+from api import audit
 from api.documents.pdf import Limits
 from api.documents.store import InUse
 from api.documents.text import Extracted, extract, from_text, normalise
@@ -19,6 +20,7 @@ from api.keys import Caller
 from api.limits import OverLimit, too_many_bytes
 from api.models import Document
 from api.problems import ApiError
+from api.routes.job_view import matches
 from api.routes.paging import After, Limit, iso, page
 from api.services import Services, ServicesDep
 
@@ -77,12 +79,21 @@ def get_document(document_id: str, services: ServicesDep, caller: CallerDep) -> 
 
 
 @router.get("/{document_id}/text")
-def get_text(document_id: str, services: ServicesDep, caller: CallerDep) -> Response:
-    """The normalised text, exactly what the model reads."""
+def get_text(
+    document_id: str,
+    services: ServicesDep,
+    caller: CallerDep,
+    if_none_match: Annotated[str | None, Header()] = None,
+) -> Response:
+    """The normalised text, exactly what the model reads. It never changes: the ETag is its SHA-256."""
+    document = services.documents.get(caller.tenant, document_id)
+    headers = {"ETag": f'"{document.text_sha256}"'} if document else {}
+    if document is not None and matches(if_none_match, headers["ETag"]):
+        return Response(status_code=304, headers=headers)
     text = services.documents.text(caller.tenant, document_id)
     if text is None:
         raise not_found(document_id)
-    return Response(text.encode(), media_type="text/plain; charset=utf-8")
+    return Response(text.encode(), media_type="text/plain; charset=utf-8", headers=headers)
 
 
 @router.get("/{document_id}/pages")
@@ -107,6 +118,7 @@ def delete_document(document_id: str, services: ServicesDep, caller: CallerDep) 
             f"{error} reads {document_id} and is not finished; wait for it or cancel it",
             params={"job": str(error)},
         ) from None
+    audit.deleted("document", document_id, caller)
     return Response(status_code=204)
 
 

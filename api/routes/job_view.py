@@ -40,12 +40,12 @@ def etag(job: Job) -> str:
     return f'"{job.version}"'
 
 
-def matches(if_none_match: str | None, job: Job) -> bool:
-    """Whether a request's If-None-Match names the job as it is; also a weak tag, a list or `*`."""
+def matches(if_none_match: str | None, tag: str) -> bool:
+    """Whether a request's If-None-Match names what is there; also a weak tag, a list or `*`."""
     if if_none_match is None:
         return False
     given = [part.strip().removeprefix("W/") for part in if_none_match.split(",")]
-    return "*" in given or etag(job) in given
+    return "*" in given or tag in given
 
 
 def has_ended(job: Job) -> bool:

@@ -9,29 +9,27 @@ from typing import Annotated, Any
 import anyio.to_thread
 from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.responses import JSONResponse
-from pydantic import ValidationError
 
-from api.documents.upload import read_json
+from api import audit
 from api.gate import CallerDep
 from api.keys import Caller
 from api.limits import OverLimit, too_many_jobs
 from api.models import Job
 from api.moves import Busy, DocumentGone, Finished
-from api.problems import ApiError, from_validation
+from api.problems import ApiError
 from api.routes import idempotency
 from api.routes.admission import admit
 from api.routes.documents import not_found as document_not_found
 from api.routes.job_view import etag, has_ended, job_view, matches, not_found, respond
 from api.routes.paging import After, Limit, page
+from api.routes.spec_body import SPEC_BODY, read_spec
 from api.routes.waiting import MAX_WAIT_S, preferred_wait_s, wait_until
 from api.services import Services, ServicesDep
 from api.store import KeyReused, KeyTaken
-from jobs import TERMINAL, Ask, JobSpec, Prompt, State, Summarize, parse_spec
+from jobs import TERMINAL, JobSpec, State
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
-MAX_SPEC_BYTES = 32 * 1024 * 1024
-_TAGS = frozenset({"summarize", "ask", "prompt"})
 _SPEC_SCHEMA = {
     "parameters": [
         {
@@ -48,17 +46,7 @@ _SPEC_SCHEMA = {
             "example": "wait=30",
         },
     ],
-    "requestBody": {
-        "required": True,
-        "content": {
-            "application/json": {
-                "schema": {
-                    "oneOf": [model.model_json_schema() for model in (Summarize, Ask, Prompt)],
-                    "discriminator": {"propertyName": "type"},
-                }
-            }
-        },
-    },
+    "requestBody": SPEC_BODY,
 }
 
 
@@ -68,11 +56,7 @@ async def create_job(request: Request, services: ServicesDep, caller: CallerDep)
 
     202 while it has not ended, 200 once it has: within `Prefer: wait`, or found by its Idempotency-Key.
     """
-    data = await read_json(request, MAX_SPEC_BYTES)
-    try:
-        spec = parse_spec(data)
-    except ValidationError as error:
-        raise from_validation(error, _TAGS) from None
+    data, spec = await read_spec(request)
     key = idempotency.checked_key(request.headers.getlist(idempotency.HEADER))
     digest = idempotency.digest(data) if key is not None else ""
     job, is_new = await anyio.to_thread.run_sync(_create_once, services, caller, spec, key, digest)
@@ -112,23 +96,31 @@ async def get_job(
         nonlocal seen
         if seen is None and wait:
             seen = etag(job)
-        return not matches(seen, job) or has_ended(job)
+        return not matches(seen, etag(job)) or has_ended(job)
 
     job = await wait_until(
         services, job_id, is_news, wait, partial(_required, services, caller.tenant, job_id)
     )
-    if matches(if_none_match, job):
+    if matches(if_none_match, etag(job)):
         return Response(status_code=304, headers={"ETag": etag(job)})
     return respond(job, 200)
 
 
 @router.get("/{job_id}/result")
-def get_result(job_id: str, services: ServicesDep, caller: CallerDep) -> dict[str, Any]:
+def get_result(
+    job_id: str,
+    services: ServicesDep,
+    caller: CallerDep,
+    if_none_match: Annotated[str | None, Header()] = None,
+) -> Response:
     job = _required(services, caller.tenant, job_id)
     if job.state == State.SUCCEEDED:
+        if matches(if_none_match, etag(job)):
+            return Response(status_code=304, headers={"ETag": etag(job)})
         result = services.jobs.result(job_id)
-        assert result is not None
-        return result
+        if result is None:  # deleted since
+            raise not_found(job_id)
+        return JSONResponse(result, headers={"ETag": etag(job)})
     if State(job.state) not in TERMINAL:
         raise ApiError(409, "job_unfinished", f"{job_id} is {job.state}; wait with /v1/jobs/{job_id}?wait=30")
     detail = job.error["detail"] if job.error else f"the job is {job.state}"
@@ -200,6 +192,7 @@ def delete_job(job_id: str, services: ServicesDep, caller: CallerDep) -> Respons
         raise ApiError(
             409, "job_unfinished", f"{job_id} is {error}; cancel it first", params={"state": str(error)}
         ) from None
+    audit.deleted("job", job_id, caller)
     return Response(status_code=204)
 
 
