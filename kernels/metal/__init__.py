@@ -1,6 +1,6 @@
-"""int4c on Apple GPUs: MLX kernels for attention and for the codec, on tiles in canonical order.
+"""The KV formats on Apple GPUs: MLX kernels for attention and for the codec, on tiles in canonical order.
 
-The kernels are text that MLX compiles at first use, once per head size, row class and dtypes.
+The kernels are text that MLX compiles at first use, once per head size, format, row class and dtypes.
 """
 
 from __future__ import annotations
@@ -10,12 +10,10 @@ from functools import cache
 import mlx.core as mx
 
 from kernels.cache_view import CacheView
-from kernels.formats import Format
+from kernels.formats import FORMATS, Format
 from kernels.metal.launcher import Launcher, Plan
 
 __all__ = ["FORMATS", "Launcher", "Plan", "available", "decode", "decode_attention", "encode"]
-
-FORMATS: tuple[Format, ...] = ("int4c",)
 
 
 def available() -> bool:

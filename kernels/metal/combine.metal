@@ -1,5 +1,5 @@
   // Body of `combine`. A threadgroup owns one query row, a thread one channel: it weighs the splits by their lse,
-  // rotates back what came from blocks, and divides by all weights, those of the sink logits included. float32.
+  // rotates back what came from rotated blocks, and divides by all weights, those of the sink logits included. float32.
   // partial (rows, splits, D), lse (rows, splits), logits (num_q_heads,); the rest as in `split`.
   // -> out (rows, D) T. A device whose simdgroups are not 32 wide gets NaN.
   threadgroup float blocks[D];
@@ -7,7 +7,7 @@
   threadgroup float tops[16], totals[16];  // of the simdgroups
   const int row = threadgroup_position_in_grid.x, channel = thread_position_in_threadgroup.x;
   const int num_threads = threads_per_threadgroup.x, simdgroup = simdgroup_index_in_threadgroup;
-  const int num_blocks = sizes[1], num_splits = num_blocks + sizes[3] + sizes[5];
+  const int num_rotated = sizes[11], num_splits = sizes[1] + sizes[3] + sizes[5];
   const size_t first = size_t(row) * num_splits;  // lse by index: MLX makes a constant of it below 8 elements
   const float logit = sizes[8] ? float(logits[row / sizes[9] % sizes[10]]) * M_LOG2E_F : -INFINITY;
 
@@ -41,10 +41,10 @@
   float rotated = 0, dense = 0;
   if (channel < D) {
     const device float* numbers = partial + first * D + channel;
-    for (int n = 0; n < num_blocks; n++) {
+    for (int n = 0; n < num_rotated; n++) {
       rotated = fma(weights[n], numbers[n * D], rotated);
     }
-    for (int n = num_blocks; n < num_splits; n++) {
+    for (int n = num_rotated; n < num_splits; n++) {
       dense = fma(weights[n], numbers[n * D], dense);
     }
     blocks[channel] = rotated * norm<D>();

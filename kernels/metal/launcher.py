@@ -1,8 +1,8 @@
 """Launches the Metal kernels: decode attention, encode, decode. Knows arrays and grids, no device.
 
 `*.metal` files of one noun are headers; the four that hold a kernel's body (split, combine, encode, decode)
-get their signature from MLX. Templates are compiled per head size, row class and dtypes only: every length is
-a number in a buffer.
+get their signature from MLX. Templates are compiled per head size, format, row class and dtypes only: every
+length is a number in a buffer.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import mlx.core as mx
 import numpy as np
 
 from kernels.cache_view import CacheView
-from kernels.formats import BLOCK_TOKENS, Format, layout_of_blocks, layout_of_tiles, rotation
+from kernels.formats import BLOCK_TOKENS, Format, TileLayout, layout_of_blocks, layout_of_tiles, rotation
 
 THREADS = 128
 """Threads of a `split` threadgroup: four simdgroups."""
@@ -106,6 +106,7 @@ class Launcher:
         batch, num_q_heads, num_queries, head_dim = q.shape
         num_kv_heads, num_sinks = view.sinks_k.shape[:2]
         num_tail = view.tail_k.shape[2]
+        layout = TileLayout(head_dim, view.format)
         num_rows = batch * num_q_heads * num_queries // num_kv_heads
         rows = row_class(num_rows, head_dim)
         shared_tiles = -(-num_rows // rows)
@@ -119,6 +120,7 @@ class Launcher:
         sizes = _sizes(
             *(view.num_blocks, block_splits, num_sinks, sink_splits, num_tail, tail_splits),
             *(view.window or 0, lengths is not None, sinks is not None, num_queries, num_q_heads),
+            block_splits if layout.rotated else 0,
         )
         dense = view.tail_k.dtype
         # Buffers of no elements have no address: an array that is there stands in for them, and isn't read.
@@ -130,7 +132,7 @@ class Launcher:
                 *(x.astype(dense) for x in (sinks_k, sinks_v, view.tail_k, view.tail_v)),
                 *(sizes if lengths is None else lengths.astype(mx.int32), sizes, table, float(scale)),
             ],
-            template=[("T", q.dtype), ("C", dense), ("D", head_dim), ("ROWS", rows)],
+            template=[("T", q.dtype), ("C", dense), *_coding(layout), ("ROWS", rows)],
             grid=(
                 THREADS * ((block_splits + sink_splits) * shared_tiles + batch * tail_splits * tail_tiles),
                 num_kv_heads,
@@ -164,7 +166,7 @@ class Launcher:
         tiles: mx.array
         (tiles,) = self._encode(
             inputs=[k, v, rotation_table(head_dim)],
-            template=[("D", head_dim)],
+            template=_coding(layout),
             grid=(CODEC_THREADS * num_blocks, num_heads, 2),
             threadgroup=(CODEC_THREADS, 1, 1),
             output_shapes=[(num_blocks, num_heads, layout.tile_words)],
@@ -176,20 +178,26 @@ class Launcher:
         self, tiles: mx.array, head_dim: int, dtype: mx.Dtype = mx.float32, format: Format = "int4c"
     ) -> tuple[mx.array, mx.array]:
         """As `kernels.decode`. One launch."""
-        layout_of_tiles(tiles, head_dim, format)
+        layout = layout_of_tiles(tiles, head_dim, format)
         num_blocks, num_heads = tiles.shape[:2]
         shape = (num_heads, num_blocks * BLOCK_TOKENS, head_dim)
         if num_blocks == 0:
             return mx.zeros(shape, dtype=dtype), mx.zeros(shape, dtype=dtype)
         k, v = self._decode(
             inputs=[tiles, rotation_table(head_dim)],
-            template=[("T", dtype), ("D", head_dim)],
+            template=[("T", dtype), *_coding(layout)],
             grid=(CODEC_THREADS * num_blocks, num_heads, 2),
             threadgroup=(CODEC_THREADS, 1, 1),
             output_shapes=[shape, shape],
             output_dtypes=[dtype, dtype],
         )
         return k, v
+
+
+def _coding(layout: TileLayout) -> list[tuple[str, Any]]:
+    """The template arguments of tile.metal's Tile."""
+    bits = (("K_BITS", layout.k_bits), ("V_BITS", layout.v_bits))
+    return [("D", layout.head_dim), *bits, ("AFFINE", not layout.rotated)]
 
 
 def row_class(num_rows: int, head_dim: int) -> int:

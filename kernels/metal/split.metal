@@ -1,10 +1,11 @@
   // Body of `split`; MLX writes the signature. q (B, num_q_heads, Sq, D) T; tiles (capacity, num_kv_heads, words);
   // sinks (num_kv_heads, n, D), tails (B, num_kv_heads, n, D) of C; see work.metal for sizes and the grid.
   // -> partial (rows, splits, D) float32, divided by its weights' sum; lse (rows, splits), in base 2.
-  // Blocks leave their partials in the rotated basis.
+  // Blocks leave their partials in the basis of their codes.
   constexpr int SIMDGROUPS = 4;
-  using Vector = VectorSplit<T, C, D, ROWS, SIMDGROUPS>;
-  using Matrix = MatrixSplit<T, C, D, ROWS, SIMDGROUPS>;
+  using Layout = Tile<D, K_BITS, V_BITS, AFFINE>;
+  using Vector = VectorSplit<T, C, Layout, ROWS, SIMDGROUPS>;
+  using Matrix = MatrixSplit<T, C, Layout, ROWS, SIMDGROUPS>;
   using Split = conditional_t<(ROWS < 8), Vector, Matrix>;
   threadgroup float numbers[Split::SCRATCH];  // queries, then the rows' output
   threadgroup float stats[2 * Split::STATS];
@@ -16,7 +17,7 @@
   const Work work = find_work<ROWS>(sizes, tail_lengths, q_shape[0], q_shape[1], num_heads, q_shape[2],
                                     threadgroup_position_in_grid.x, head);
   const float factor = scale * M_LOG2E_F;
-  const bool rotated = work.part == Part::blocks;
+  const bool rotated = Layout::ROTATED && work.part == Part::blocks;
   if (thread_index < ROWS) {
     rows[thread_index] = work.row(thread_index);
   }
@@ -41,8 +42,8 @@
   split.begin(work, rows, simdgroup_index_in_threadgroup, thread_index_in_simdgroup);
   split.set_queries(numbers);
   if (work.part == Part::blocks) {
-    const size_t stride = size_t(num_heads) * Tile<D>::SIZE;
-    split.blocks(tiles + head * Tile<D>::SIZE, stride, work.first, work.last, q, factor);
+    const size_t stride = size_t(num_heads) * Layout::SIZE;
+    split.blocks(tiles + head * Layout::SIZE, stride, work.first, work.last, q, factor);
   } else if (work.part == Part::sinks) {
     const size_t at = size_t(head) * sizes[2] * D;
     split.dense(sinks_k + at, sinks_v + at, work.first, work.last);

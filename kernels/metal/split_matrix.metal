@@ -2,10 +2,10 @@
 //
 // Owns: ROWS query rows of one KV head x one range. A simdgroup takes 8 M rows; simdgroups that share those rows
 // share the range between them: each takes its part of every block, and they merge once at the end.
-// Loads: a lane owns one token and a quarter of its channels, N words in a row: one 16-byte load at D = 128. The
-// order of channels in a contraction is free, so the pairs that `words` yields are used as they come: fragment
-// j = 4 i + p holds, of each of the four lanes of a token, the p-th pair of its i-th word. `queries` stands in
-// that order: [fragment][8][row].
+// Loads: a lane owns one token and a quarter of its channels, N octets in a row: one 16-byte load of nibbles at
+// D = 128. The order of channels in a contraction is free, so the pairs that `octet` yields are used as they come:
+// fragment j = 4 i + p holds, of each of the four lanes of a token, the p-th pair of its i-th octet. `queries`
+// stands in that order: [fragment][8][row].
 // Per 16 tokens:  S^T = K Q^T,  P = softmax(S^T transposed by three shuffles),  O += P V.
 // Accumulates in float32: scores, weights, O. m, l and O are in base 2, queries come multiplied by scale log2(e).
 #include <metal_simdgroup>
@@ -53,9 +53,10 @@ inline float row_sum(float x) {
   return x + simd_shuffle_xor(x, ushort(8));
 }
 
-template <typename T, typename C, int D, int ROWS, int SIMDGROUPS>
+template <typename T, typename C, typename Layout, int ROWS, int SIMDGROUPS>
 struct MatrixSplit {
-  static constexpr constant int N = (D / 8 + 3) / 4;                 // words of a token per lane
+  static constexpr constant int D = Layout::HEAD_DIM;
+  static constexpr constant int N = (D / 8 + 3) / 4;                 // octets of a token per lane
   static constexpr constant int FRAGMENTS = 4 * N;                   // of 8 channels
   static constexpr constant int M = ROWS >= 16 && D <= 128 ? 2 : 1;  // 8-row matrices per simdgroup
   static constexpr constant int ROW_TILES = ROWS / (8 * M);
@@ -68,15 +69,16 @@ struct MatrixSplit {
   static_assert(ROWS % (8 * M) == 0 && SIMDGROUPS % ROW_TILES == 0, "simdgroups must divide into row tiles");
   static_assert(BLOCK_TOKENS % (STREAMS * 8 * F) == 0, "a block must divide into whole steps");
 
-  using Code = CodeRow<D, N, 4>;
+  using KeyCodes = CodeRow<Layout, typename Layout::K, N, 4>;
+  using ValueCodes = CodeRow<Layout, typename Layout::V, N, 4>;
   using Dense = DenseRow<C, D, N, 4>;
   using Mean = DenseRow<half, D, N, 4>;
 
   static constexpr constant bool ROWS_TOGETHER = true;
   // Where a number stands in `queries`: see the head of the file.
   static int at(int row, int channel) {
-    const int word = channel / 8, c = channel % 8;
-    return ((4 * (word % N) + c % 4) * 8 + 2 * (word / N) + c / 4) * ROWS + row;
+    const int octet = channel / 8, c = channel % 8;
+    return ((4 * (octet % N) + c % 4) * 8 + 2 * (octet / N) + c / 4) * ROWS + row;
   }
 
   Place place;
@@ -134,7 +136,7 @@ struct MatrixSplit {
       float2 pairs[F][4];
       UNROLL
       for (int f = 0; f < F; f++) {
-        k[f].words(i, pairs[f]);
+        k[f].octet(i, pairs[f]);
       }
       UNROLL
       for (int p = 0; p < 4; p++) {
@@ -194,7 +196,7 @@ struct MatrixSplit {
       UNROLL
       for (int i = 0; i < N; i++) {
         float2 pairs[4];
-        v[f].words(i, pairs);
+        v[f].octet(i, pairs);
         UNROLL
         for (int p = 0; p < 4; p++) {
           Matrix8 b;
@@ -209,8 +211,38 @@ struct MatrixSplit {
     }
   }
 
-  // Blocks [first, last) of `tiles`, `stride` words apart. What their means add to the scores is computed from the
-  // queries as they came, for 8 blocks at once: row n of `means` is block n.
+  // What the means of 8 blocks from `first` on add to the scores, from the queries as they came: row n of `means` is
+  // block n.
+  void mean_scores(const device uint* tiles, size_t stride, int first, int last, const device T* q, float scale,
+                   thread Matrix8* means) thread {
+    const device uint* block = tiles + min(first + place.row, last - 1) * stride;
+    Mean row;
+    row.load((const device half*)(block + Layout::K_MEAN), true, place.quarter * N);
+    UNROLL
+    for (int i = 0; i < N; i++) {
+      float2 pairs[4];
+      row.octet(i, pairs);
+      UNROLL
+      for (int p = 0; p < 4; p++) {
+        Matrix8 a;
+        elements(a) = pairs[p];
+        UNROLL
+        for (int r = 0; r < M; r++) {
+          const device T* x = q + 8 * i + p;
+          const bool there = !Mean::PADDED || place.row / 2 * N + i < D / 8;
+          Matrix8 b;
+          elements(b) = there ? float2(float(x[origins[r].x]), float(x[origins[r].y])) : float2(0);
+          simdgroup_multiply_accumulate(means[r], a, b, means[r]);
+        }
+      }
+    }
+    UNROLL
+    for (int r = 0; r < M; r++) {
+      elements(means[r]) *= scale;
+    }
+  }
+
+  // Blocks [first, last) of `tiles`, `stride` words apart.
   void blocks(const device uint* tiles, size_t stride, int first, int last, const device T* q,
               float scale) thread {
     for (int at = first; at < last; at += 8) {
@@ -219,62 +251,43 @@ struct MatrixSplit {
       for (int r = 0; r < M; r++) {
         elements(means[r]) = float2(0);
       }
-      const device uint* block = tiles + min(at + place.row, last - 1) * stride;
-      Mean row;
-      row.load((const device half*)(block + Tile<D>::K_MEAN), true, place.quarter * N);
-      UNROLL
-      for (int i = 0; i < N; i++) {
-        float2 pairs[4];
-        row.words(i, pairs);
-        UNROLL
-        for (int p = 0; p < 4; p++) {
-          Matrix8 a;
-          elements(a) = pairs[p];
-          UNROLL
-          for (int r = 0; r < M; r++) {
-            const device T* x = q + 8 * i + p;
-            const bool there = !Mean::PADDED || place.row / 2 * N + i < D / 8;
-            Matrix8 b;
-            elements(b) = there ? float2(float(x[origins[r].x]), float(x[origins[r].y])) : float2(0);
-            simdgroup_multiply_accumulate(means[r], a, b, means[r]);
-          }
-        }
-      }
-      UNROLL
-      for (int r = 0; r < M; r++) {
-        elements(means[r]) *= scale;
+      if (Layout::ROTATED) {
+        mean_scores(tiles, stride, at, last, q, scale, means);
       }
       for (int n = 0; n < min(8, last - at); n++) {
-        // This lane's place in the first row of its stream. V's codes and scales stand V_CODES words behind K's.
-        const int word = place.quarter * N, row = stream * (BLOCK_TOKENS / STREAMS) + place.row;
+        // This lane's place in the first row of its stream. V's scales stand V_SCALES - K_SCALES words behind K's.
+        const int octet = place.quarter * N, row = stream * (BLOCK_TOKENS / STREAMS) + place.row;
         const device uint* tile = tiles + (at + n) * stride;
-        const device uint* codes = tile + row * Tile<D>::WORDS + Code::words_at(word);
-        const device half* scales = (const device half*)(tile + Tile<D>::K_SCALES);
-        scales += row * Tile<D>::GROUPS + Code::scales_at(word);
+        const device uint* k_codes = tile + row * Layout::K_WORDS + KeyCodes::words_at(octet);
+        const device uint* v_codes = tile + Layout::V_CODES + row * Layout::V_WORDS + ValueCodes::words_at(octet);
+        const device half* scales = (const device half*)(tile + Layout::K_SCALES);
+        scales += row * Layout::GROUPS + KeyCodes::scales_at(octet);
         const ushort from = (n & 4) * 4 + (n & 3) * 2 + place.first_row;
-        float2 mean_scores[M];
+        float2 block_scores[M];
         UNROLL
         for (int r = 0; r < M; r++) {
           const float2 x = elements(means[r]);
-          mean_scores[r] = float2(simd_shuffle(x.x, from), simd_shuffle(x.y, from));
+          block_scores[r] = float2(simd_shuffle(x.x, from), simd_shuffle(x.y, from));
         }
         for (int t = 0; t < BLOCK_TOKENS / STREAMS; t += 8 * F) {
-          Code k[F], v[F];
+          KeyCodes k[F];
+          ValueCodes v[F];
           UNROLL
           for (int f = 0; f < F; f++) {
-            const device uint* f_codes = codes + 8 * f * Tile<D>::WORDS;
-            const device half* f_scales = scales + 8 * f * Tile<D>::GROUPS;
-            k[f].load(f_codes, f_scales, word);
-            v[f].load(f_codes + Tile<D>::V_CODES, f_scales + 2 * Tile<D>::V_CODES, word);
+            const device half* f_scales = scales + 8 * f * Layout::GROUPS;
+            k[f].load(k_codes + 8 * f * Layout::K_WORDS, f_scales, octet);
+            f_scales += 2 * (Layout::V_SCALES - Layout::K_SCALES);
+            v[f].load(v_codes + 8 * f * Layout::V_WORDS, f_scales, octet);
           }
-          codes += 8 * F * Tile<D>::WORDS;
-          scales += 8 * F * Tile<D>::GROUPS;
+          k_codes += 8 * F * Layout::K_WORDS;
+          v_codes += 8 * F * Layout::V_WORDS;
+          scales += 8 * F * Layout::GROUPS;
           Matrix8 s[M * F];
           UNROLL
           for (int r = 0; r < M; r++) {
             UNROLL
             for (int f = 0; f < F; f++) {
-              elements(s[r * F + f]) = mean_scores[r];
+              elements(s[r * F + f]) = block_scores[r];
             }
           }
           score(k, s);

@@ -2,7 +2,7 @@
 //
 // Owns: ROWS query rows of one KV head x one range. Every simdgroup takes all rows and its part of the range; they
 // merge once at the end.
-// Loads: LANES lanes take a token, a lane N consecutive words of it (one word up to D = 256), so that a simdgroup
+// Loads: LANES lanes take a token, a lane N consecutive octets of it (one up to D = 256), so that a simdgroup
 // reads 32 / LANES whole tokens at once. K and V are each dequantised once for all rows.
 // Per 32 / ROWS tokens: every lane ends with one score (token, row), after a reduction that halves the number of
 // values with every exchange; row = lane % ROWS.
@@ -11,28 +11,30 @@
 #include <metal_stdlib>
 using namespace metal;
 
-template <typename T, typename C, int D, int ROWS, int SIMDGROUPS>
+template <typename T, typename C, typename Layout, int ROWS, int SIMDGROUPS>
 struct VectorSplit {
-  static constexpr constant int WORDS = D / 8;
-  static constexpr constant int LANES = WORDS <= 8 ? 8 : WORDS <= 16 ? 16 : 32;  // per token
-  static constexpr constant int N = (WORDS + LANES - 1) / LANES;                 // words per lane
-  static constexpr constant int TOKENS = 32 / LANES;                             // read at once
-  static constexpr constant int STEPS = LANES / ROWS;                            // such reads per score
+  static constexpr constant int D = Layout::HEAD_DIM;
+  static constexpr constant int OCTETS = Layout::OCTETS;
+  static constexpr constant int LANES = OCTETS <= 8 ? 8 : OCTETS <= 16 ? 16 : 32;  // per token
+  static constexpr constant int N = (OCTETS + LANES - 1) / LANES;                  // octets per lane
+  static constexpr constant int TOKENS = 32 / LANES;                               // read at once
+  static constexpr constant int STEPS = LANES / ROWS;                              // such reads per score
   static constexpr constant int STREAMS = SIMDGROUPS;
   static constexpr constant int CHANNELS = D;
   static constexpr constant int SCRATCH = ROWS * D;
   static constexpr constant int STATS = SIMDGROUPS * ROWS;
   static_assert(BLOCK_TOKENS % (STREAMS * STEPS * TOKENS) == 0, "a block must divide into whole steps");
 
-  using Code = CodeRow<D, N, LANES>;
+  using KeyCodes = CodeRow<Layout, typename Layout::K, N, LANES>;
+  using ValueCodes = CodeRow<Layout, typename Layout::V, N, LANES>;
   using Dense = DenseRow<C, D, N, LANES>;
   using Mean = DenseRow<half, D, N, LANES>;
 
   static constexpr constant bool ROWS_TOGETHER = false;
   static int at(int row, int channel) { return row * D + channel; }
 
-  ushort lane, word, token;  // word: first of this lane's; token: of the TOKENS
-  ushort first_lane;         // of those that share the token
+  ushort lane, octet, token;  // octet: first of this lane's; token: of the TOKENS
+  ushort first_lane;          // of those that share the token
   int stream;
   float2 q[ROWS][4 * N], o[ROWS][4 * N];
   float m, l;                // of row lane % ROWS, l of this lane's tokens only
@@ -41,7 +43,7 @@ struct VectorSplit {
 
   void begin(Work work, threadgroup const int2* rows, ushort simdgroup, ushort simd_lane) thread {
     lane = simd_lane;
-    word = lane % LANES * N;
+    octet = lane % LANES * N;
     token = lane / LANES;
     first_lane = token * LANES;
     stream = simdgroup;
@@ -64,7 +66,7 @@ struct VectorSplit {
     for (int r = 0; r < ROWS; r++) {
       UNROLL
       for (int i = 0; i < 4 * N; i++) {
-        const int channel = 8 * (word + i / 4) + i % 4;
+        const int channel = 8 * (octet + i / 4) + i % 4;
         q[r][i] = channel < D ? float2(rows[r * D + channel], rows[r * D + channel + 4]) : float2(0);
       }
     }
@@ -80,7 +82,7 @@ struct VectorSplit {
     UNROLL
     for (int i = 0; i < N; i++) {
       float2 pairs[4];
-      k.words(i, pairs);
+      k.octet(i, pairs);
       UNROLL
       for (int r = 0; r < ROWS; r++) {
         UNROLL
@@ -141,7 +143,7 @@ struct VectorSplit {
       UNROLL
       for (int i = 0; i < N; i++) {
         float2 pairs[4];
-        v[t].words(i, pairs);
+        v[t].octet(i, pairs);
         UNROLL
         for (int r = 0; r < ROWS; r++) {
           UNROLL
@@ -153,50 +155,59 @@ struct VectorSplit {
     }
   }
 
-  // Blocks [first, last) of `tiles`, `stride` words apart. What their means add to the scores is computed from the
-  // queries as they came, for BATCH blocks at once.
+  // What the means of 32 / ROWS blocks from `first` on add to the scores, from the queries as they came. A lane gets
+  // that of its row and block.
+  float mean_scores(const device uint* tiles, size_t stride, int first, int last, const device T* queries) thread {
+    float values[LANES];
+    UNROLL
+    for (int t = 0; t < STEPS; t++) {
+      float2 plain[ROWS][4 * N];
+      UNROLL
+      for (int r = 0; r < ROWS; r++) {
+        UNROLL
+        for (int i = 0; i < 4 * N; i++) {
+          const int channel = 8 * (octet + i / 4) + i % 4;
+          const device T* x = queries + origins[r] + channel;
+          plain[r][i] = channel < D ? float2(float(x[0]), float(x[4])) : float2(0);
+        }
+      }
+      const int block = min(first + t * TOKENS + token, last - 1);
+      Mean mean;
+      mean.load((const device half*)(tiles + block * stride + Layout::K_MEAN), true, octet);
+      dot(mean, plain, values + t * ROWS);
+    }
+    return reduce(values);
+  }
+
+  // Blocks [first, last) of `tiles`, `stride` words apart.
   void blocks(const device uint* tiles, size_t stride, int first, int last, const device T* queries,
               float scale) thread {
     constexpr int BATCH = STEPS * TOKENS;
     for (int at = first; at < last; at += BATCH) {
-      float values[LANES];
-      UNROLL
-      for (int t = 0; t < STEPS; t++) {
-        float2 plain[ROWS][4 * N];
-        UNROLL
-        for (int r = 0; r < ROWS; r++) {
-          UNROLL
-          for (int i = 0; i < 4 * N; i++) {
-            const int channel = 8 * (word + i / 4) + i % 4;
-            const device T* x = queries + origins[r] + channel;
-            plain[r][i] = channel < D ? float2(float(x[0]), float(x[4])) : float2(0);
-          }
-        }
-        const int block = min(at + t * TOKENS + token, last - 1);
-        Mean mean;
-        mean.load((const device half*)(tiles + block * stride + Tile<D>::K_MEAN), true, word);
-        dot(mean, plain, values + t * ROWS);
-      }
-      const float means = reduce(values) * scale;
+      const float means = Layout::ROTATED ? mean_scores(tiles, stride, at, last, queries) * scale : 0.0f;
       for (int n = 0; n < min(BATCH, last - at); n++) {
-        // This lane's place in the first row of its stream. V's codes and scales stand V_CODES words behind K's.
+        // This lane's place in the first row of its stream. V's scales stand V_SCALES - K_SCALES words behind K's.
         const int row = stream * (BLOCK_TOKENS / STREAMS) + token;
         const device uint* tile = tiles + (at + n) * stride;
-        const device uint* codes = tile + row * Tile<D>::WORDS + Code::words_at(word);
-        const device half* scales = (const device half*)(tile + Tile<D>::K_SCALES);
-        scales += row * Tile<D>::GROUPS + Code::scales_at(word);
+        const device uint* k_codes = tile + row * Layout::K_WORDS + KeyCodes::words_at(octet);
+        const device uint* v_codes = tile + Layout::V_CODES + row * Layout::V_WORDS + ValueCodes::words_at(octet);
+        const device half* scales = (const device half*)(tile + Layout::K_SCALES);
+        scales += row * Layout::GROUPS + KeyCodes::scales_at(octet);
         const float mean = simd_shuffle(means, ushort(n % TOKENS * LANES + n / TOKENS * ROWS + lane % ROWS));
         for (int from = 0; from < BLOCK_TOKENS / STREAMS; from += STEPS * TOKENS) {
-          Code k[STEPS], v[STEPS];
+          KeyCodes k[STEPS];
+          ValueCodes v[STEPS];
           UNROLL
           for (int t = 0; t < STEPS; t++) {
-            const device uint* t_codes = codes + t * TOKENS * Tile<D>::WORDS;
-            const device half* t_scales = scales + t * TOKENS * Tile<D>::GROUPS;
-            k[t].load(t_codes, t_scales, word);
-            v[t].load(t_codes + Tile<D>::V_CODES, t_scales + 2 * Tile<D>::V_CODES, word);
+            const device half* t_scales = scales + t * TOKENS * Layout::GROUPS;
+            k[t].load(k_codes + t * TOKENS * Layout::K_WORDS, t_scales, octet);
+            t_scales += 2 * (Layout::V_SCALES - Layout::K_SCALES);
+            v[t].load(v_codes + t * TOKENS * Layout::V_WORDS, t_scales, octet);
           }
-          codes += STEPS * TOKENS * Tile<D>::WORDS;
-          scales += STEPS * TOKENS * Tile<D>::GROUPS;
+          k_codes += STEPS * TOKENS * Layout::K_WORDS;
+          v_codes += STEPS * TOKENS * Layout::V_WORDS;
+          scales += STEPS * TOKENS * Layout::GROUPS;
+          float values[LANES];
           UNROLL
           for (int t = 0; t < STEPS; t++) {
             dot(k[t], q, values + t * ROWS);
@@ -215,8 +226,8 @@ struct VectorSplit {
       UNROLL
       for (int t = 0; t < STEPS; t++) {
         const int at_token = from + t * TOKENS + token;
-        k[t].load(keys + size_t(at_token) * D, at_token < last, word);
-        v[t].load(values + size_t(at_token) * D, at_token < last, word);
+        k[t].load(keys + size_t(at_token) * D, at_token < last, octet);
+        v[t].load(values + size_t(at_token) * D, at_token < last, octet);
       }
       UNROLL
       for (int t = 0; t < STEPS; t++) {
@@ -266,7 +277,7 @@ struct VectorSplit {
         for (int r = 0; r < ROWS; r++) {
           UNROLL
           for (int i = 0; i < 4 * N; i++) {
-            const int channel = 8 * (word + i / 4) + i % 4;
+            const int channel = 8 * (octet + i / 4) + i % 4;
             threadgroup float* x = out + r * D + channel;
             if (channel < D) {
               x[0] = n == 0 ? o[r][i].x : x[0] + o[r][i].x;

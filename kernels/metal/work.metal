@@ -2,7 +2,7 @@
 //
 // `sizes` (int32, so that no length is compiled in):
 //   0 num_blocks  1 block_splits  2 num_sinks  3 sink_splits  4 num_tail  5 tail_splits  6 window (0: none)
-//   7 has tail_lengths  8 has sink logits  9 num_queries  10 num_q_heads
+//   7 has tail_lengths  8 has sink logits  9 num_queries  10 num_q_heads  11 splits in the rotated basis
 // The query rows of a KV head, over all B rows of the batch, are numbered i = (b * group + g) * Sq + s. All of
 // them read the sinks and the blocks; those of one b read its tail.
 // Threadgroups of grid x: (sinks and blocks) splits * row tiles, then B * tail splits * row tiles; y: KV heads.

@@ -13,11 +13,11 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from kernels import BLOCK_TOKENS, CacheView, TileLayout, codec, reference
+from kernels import BLOCK_TOKENS, FORMATS, CacheView, TileLayout, codec, reference
 from kernels.codec import unpack
-from kernels.formats import rotation
 from kernels.metal import Launcher, Plan
 from kernels.metal.launcher import MAX_SPLITS, ROW_CLASSES, row_class
+from tests.kernels.attention_cases import decode_in_float64
 from tests.metal.as_mlx import EmulatedMetal
 from tests.metal.emulator import Options
 
@@ -57,6 +57,7 @@ def make_view(
     dtype=mx.float32,
     size=1.0,
     seed=0,
+    format="int4c",
 ):
     """Random contents, and behind num_blocks two tiles whose every number is NaN."""
     mx.random.seed(seed)
@@ -66,29 +67,17 @@ def make_view(
 
     shape = (num_kv_heads, BLOCK_TOKENS * num_blocks, head_dim)
     offset = mx.random.normal((num_kv_heads, 1, head_dim))
-    tiles = codec.encode(size * (mx.random.normal(shape) + offset), size * mx.random.normal(shape))
-    garbage = mx.full((2, num_kv_heads, TileLayout(head_dim).tile_words), 0xFFFFFFFF, dtype=mx.uint32)
+    tiles = codec.encode(size * (mx.random.normal(shape) + offset), size * mx.random.normal(shape), format)
+    garbage = mx.full((2, *tiles.shape[1:]), 0xFFFFFFFF, dtype=mx.uint32)
     sinks, tail = (num_kv_heads, num_sinks), (batch, num_kv_heads, num_tail)
     tiles = mx.concatenate([tiles, garbage])
-    return CacheView(dense(*sinks), dense(*sinks), tiles, num_blocks, dense(*tail), dense(*tail))
+    return CacheView(
+        dense(*sinks), dense(*sinks), tiles, num_blocks, dense(*tail), dense(*tail), format=format
+    )
 
 
 def queries(num_q_heads, num_queries, head_dim, dtype=mx.float32, size=1.0, batch=1):
     return (size * mx.random.normal((batch, num_q_heads, num_queries, head_dim))).astype(dtype)
-
-
-def decode_in_float64(tiles, head_dim):
-    """(num_kv_heads, tokens, D) keys and values of tiles, exactly."""
-    basis = np.sign(np.array(rotation(head_dim), np.float64)) / np.sqrt(head_dim)
-    parts = unpack(tiles, head_dim)
-    shifts = np.arange(0, 32, 4, dtype=np.uint32)
-    decoded = []
-    for codes, scales in ((parts.k_codes, parts.k_scales), (parts.v_codes, parts.v_scales)):
-        nibbles = (np.array(codes)[..., None] >> shifts & 15).reshape(*codes.shape[:-1], head_dim)
-        each = np.array(scales).astype(np.float64).repeat(TileLayout(head_dim).group_size, axis=-1)
-        decoded.append((nibbles - 7.5) * each @ basis.T)
-    decoded[0] += np.array(parts.k_mean).astype(np.float64)[:, :, None]
-    return [x.transpose(1, 0, 2, 3).reshape(x.shape[1], -1, head_dim) for x in decoded]
 
 
 def attention_in_float64(q, view, scale, sinks=None):
@@ -99,7 +88,7 @@ def attention_in_float64(q, view, scale, sinks=None):
     """
     batch, num_q_heads, num_queries, head_dim = q.shape
     heads, num_tail = view.sinks_k.shape[0], view.tail_k.shape[2]
-    blocks = decode_in_float64(view.tiles[: view.num_blocks], head_dim)
+    blocks = decode_in_float64(view.tiles[: view.num_blocks], head_dim, view.format)
     lengths = [num_tail] * batch if view.tail_lengths is None else view.tail_lengths.tolist()
     out = np.zeros((batch, heads, num_q_heads // heads, num_queries, head_dim))
     rows = as_float64(q).reshape(out.shape)
@@ -130,7 +119,7 @@ def naive(q, view, scale, sinks=None):
     if q.dtype == mx.float32:
         return reference.decode_attention(q, view, scale, sinks)
     batch, _, num_queries, head_dim = q.shape
-    shared_k, shared_v = codec.decode(view.tiles[: view.num_blocks], head_dim, q.dtype)
+    shared_k, shared_v = codec.decode(view.tiles[: view.num_blocks], head_dim, q.dtype, view.format)
     lengths = view.tail_k.shape[2] if view.tail_lengths is None else view.tail_lengths[:, None, None]
     position = mx.arange(view.tail_k.shape[2])
     own = lengths - num_queries + mx.arange(num_queries)[:, None]
@@ -192,6 +181,26 @@ def test_every_head_size_and_row_class(metal, head_dim, rows):
     assert_within_contract(metal, q, view, head_dim**-0.5, sinks)
 
 
+FORMAT_INSTANCES = [
+    (format, head_dim, rows)
+    for format in FORMATS[1:]
+    for head_dim, rows in (
+        *((64, 2), (64, 8), (64, 32), (80, 4), (96, 16), (112, 2)),
+        *((128, 4), (128, 16), (192, 8), (256, 2), (512, 8)),
+    )
+    if format != "affine4" or head_dim % 64 == 0
+]
+
+
+@pytest.mark.parametrize(("format", "head_dim", "rows"), FORMAT_INSTANCES)
+def test_every_format(metal, format, head_dim, rows):
+    """Every head size, and every row class at a head size that all formats have."""
+    group, num_queries = shape_of(rows)
+    metal.schedule(head_dim + rows)
+    view = make_view(2, head_dim=head_dim, num_tail=37, format=format)
+    assert_within_contract(metal, queries(2 * group, num_queries, head_dim), view, head_dim**-0.5)
+
+
 @pytest.mark.parametrize("dense", DTYPES)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("group", [3, 8])
@@ -216,9 +225,11 @@ def test_any_ratio_of_heads(metal, group):
 
 @pytest.mark.parametrize("num_blocks", [0, 1, 2, 7, 8, 9, 17, 40])
 @pytest.mark.parametrize("group", [2, 8])
-def test_any_number_of_blocks(metal, num_blocks, group):
+@pytest.mark.parametrize("format", FORMATS)
+def test_any_number_of_blocks(metal, format, num_blocks, group):
     metal.schedule(num_blocks)
-    assert_within_contract(metal, queries(group, 1, 64), make_view(num_blocks, num_kv_heads=1), 0.125)
+    view = make_view(num_blocks, num_kv_heads=1, format=format)
+    assert_within_contract(metal, queries(group, 1, 64), view, 0.125)
 
 
 @pytest.mark.parametrize(
@@ -251,9 +262,10 @@ def test_every_plan_splits_at_least_once_and_no_more_than_combine_weighs():
 
 
 @pytest.mark.parametrize("group", [2, 8])
-def test_random_schedules_change_nothing(metal, group):
+@pytest.mark.parametrize("format", FORMATS)
+def test_random_schedules_change_nothing(metal, format, group):
     """12 orders of threadgroups, simdgroups, lanes and of the additions in simd_sum."""
-    view = make_view(3, num_kv_heads=1, num_tail=70)
+    view = make_view(3, num_kv_heads=1, num_tail=70, format=format)
     q = queries(group, 2, 64)
     metal.schedule(0)
     first = metal.launcher.decode_attention(q, view, 0.125)
@@ -277,10 +289,11 @@ def test_around_128k_tokens(metal, num_tail, group):
 
 @pytest.mark.parametrize("size", [1e-3, 100.0, 1e4])
 @pytest.mark.parametrize("group", [2, 8])
-def test_extreme_scores(metal, size, group):
+@pytest.mark.parametrize("format", FORMATS)
+def test_extreme_scores(metal, format, size, group):
     for sign in (-1, 1):
         q = queries(2 * group, 1, 64, size=sign * size)
-        assert_within_contract(metal, q, make_view(2), 1.0)
+        assert_within_contract(metal, q, make_view(2, format=format), 1.0)
 
 
 @pytest.mark.parametrize("group", [2, 8])
@@ -294,8 +307,9 @@ def test_scores_beyond_float16(metal, group):
 
 
 @pytest.mark.parametrize("size", [1e-4, 1e3])
-def test_huge_and_tiny_keys_and_values(metal, size):
-    view = make_view(2, size=size)
+@pytest.mark.parametrize("format", FORMATS)
+def test_huge_and_tiny_keys_and_values(metal, format, size):
+    view = make_view(2, size=size, format=format)
     for group in (2, 8):
         assert_within_contract(metal, queries(2 * group, 1, 64), view, 0.125 / size)
 
@@ -325,10 +339,10 @@ def test_sink_logits_take_weight_and_give_nothing(metal, group, dtype):
 
 @pytest.mark.parametrize("num_queries", [1, 3])
 @pytest.mark.parametrize("group", [1, 3])
-@pytest.mark.parametrize("batch", [3, 9])
-def test_rows_share_the_blocks_and_have_a_tail_each(metal, num_queries, group, batch):
+@pytest.mark.parametrize(("format", "batch"), [("int4c", 3), *((format, 9) for format in FORMATS)])
+def test_rows_share_the_blocks_and_have_a_tail_each(metal, num_queries, group, format, batch):
     """A row gives what it gives alone, whatever stands in the padding of its tail."""
-    view = make_view(2, num_tail=24, batch=batch)
+    view = make_view(2, num_tail=24, batch=batch, format=format)
     q = queries(2 * group, num_queries, 64, batch=batch)
     lengths = mx.array([24, 3, 11, 20, 4, 9, 23, 17, 3][:batch], dtype=mx.int32)
     padding = mx.arange(24)[None, None, :, None] >= lengths[:, None, None, None]
@@ -365,19 +379,25 @@ def keys_and_values(head_dim, dtype=mx.float32, num_blocks=2, size=1.0):
     return (size * k).astype(dtype), (size * mx.random.normal(shape)).astype(dtype)
 
 
-@pytest.mark.parametrize("head_dim", HEAD_DIMS)
-def test_encode_gives_the_reference_tiles(metal, head_dim):
+CODEC_CASES = [("int4c", d) for d in HEAD_DIMS]
+CODEC_CASES += [(f, d) for f in FORMATS[1:] for d in (64, 80, 128, 512) if f != "affine4" or d != 80]
+
+
+@pytest.mark.parametrize(("format", "head_dim"), CODEC_CASES)
+def test_encode_gives_the_reference_tiles(metal, format, head_dim):
     """The codes of a value at the edge of two may differ, and the scale of a group between two equal ones."""
     k, v = keys_and_values(head_dim)
     metal.schedule(head_dim)
-    tiles = metal.launcher.encode(k, v)
-    ours, theirs = unpack(tiles, head_dim), unpack(codec.encode(k, v), head_dim)
-    for part in ("k_codes", "k_scales", "k_mean", "v_codes", "v_scales"):
+    tiles = metal.launcher.encode(k, v, format)
+    ours, theirs = unpack(tiles, head_dim, format), unpack(codec.encode(k, v, format), head_dim, format)
+    means = ("k_mean",) if ours.layout.rotated else ("k_biases", "v_biases")
+    for part in ("k_codes", "k_scales", "v_codes", "v_scales", *means):
         different = (getattr(ours, part) != getattr(theirs, part)).astype(mx.float32)
         assert float(different.mean()) < 5e-3, part
-    for x, back in zip((k, v), codec.decode(tiles, head_dim), strict=True):
-        best = codec.decode(codec.encode(x, x), head_dim)[0 if x is k else 1]
-        assert float(mx.linalg.norm(back - x)) <= 1.0001 * float(mx.linalg.norm(best - x))
+    decoded = codec.decode(tiles, head_dim, format=format)
+    best = codec.decode(codec.encode(k, v, format), head_dim, format=format)
+    for x, back, plain in zip((k, v), decoded, best, strict=True):
+        assert float(mx.linalg.norm(back - x)) <= 1.0001 * float(mx.linalg.norm(plain - x))
 
 
 @pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16])
@@ -388,22 +408,23 @@ def test_encode_takes_half_precision(metal, dtype):
 
 
 @pytest.mark.parametrize("size", [0.0, 1e-4, 1e4, 1e7])
-def test_encode_survives_any_magnitude(metal, size):
+@pytest.mark.parametrize("format", FORMATS)
+def test_encode_survives_any_magnitude(metal, format, size):
     k, v = keys_and_values(64, size=size)
-    ours, theirs = metal.launcher.encode(k, v), codec.encode(k, v)
+    ours, theirs = metal.launcher.encode(k, v, format), codec.encode(k, v, format)
     if size == 0:  # any code stands for zero where the scale is zero
-        assert all(mx.array_equal(x, mx.zeros_like(x)) for x in codec.decode(ours, 64))
+        assert all(mx.array_equal(x, mx.zeros_like(x)) for x in codec.decode(ours, 64, format=format))
     else:
         assert float((ours != theirs).astype(mx.float32).mean()) < 5e-3
 
 
-@pytest.mark.parametrize("head_dim", HEAD_DIMS)
-def test_decode_gives_the_reference_numbers(metal, head_dim):
+@pytest.mark.parametrize(("format", "head_dim"), CODEC_CASES)
+def test_decode_gives_the_reference_numbers(metal, format, head_dim):
     k, v = keys_and_values(head_dim)
-    tiles = codec.encode(k, v)
+    tiles = codec.encode(k, v, format)
     metal.schedule(head_dim)
-    expected = decode_in_float64(tiles, head_dim)
-    for ours, exact in zip(metal.launcher.decode(tiles, head_dim), expected, strict=True):
+    expected = decode_in_float64(tiles, head_dim, format)
+    for ours, exact in zip(metal.launcher.decode(tiles, head_dim, format=format), expected, strict=True):
         np.testing.assert_allclose(np.array(ours), exact, atol=1e-5)
 
 
