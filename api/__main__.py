@@ -16,6 +16,7 @@ from api.db import Database
 from api.keys import KeyStore
 from api.migrate import MigrationError, upgrade
 from api.settings import Settings, SettingsError, load_settings
+from jobs import logs
 
 
 class Server(uvicorn.Server):
@@ -81,9 +82,11 @@ def make_server(settings: Settings) -> Server:
 
 
 def main() -> int:
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
         settings = load_settings()
+        logs.configure(settings.log_format, "%(asctime)s %(levelname)s %(name)s: %(message)s")
+        if settings.log_format == "text":
+            logging.getLogger("api.access").setLevel(logging.WARNING)  # people poll
         sock = listen(settings)
         upgrade(settings.database)
         check_keys(settings)

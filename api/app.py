@@ -18,6 +18,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api import migrate, problems
+from api.access_log import AccessLog
 from api.db import Database
 from api.documents.store import DocumentStore
 from api.documents.tokens import ModelFolders
@@ -34,6 +35,7 @@ from api.services import Services
 from api.settings import Settings
 from api.store import JobStore
 from api.webhooks import Webhooks
+from jobs import logs
 
 NUM_READERS = 4
 
@@ -91,7 +93,8 @@ def create_app(settings: Settings) -> FastAPI:
 
     app = FastAPI(title="Longleaf", version="0.1.0", lifespan=lifespan)
     app.add_middleware(Gate)
-    app.add_middleware(RequestIds)  # around the gate: what it refuses has an id too
+    app.add_middleware(AccessLog)
+    app.add_middleware(RequestIds)  # around the others: what they refuse or log has an id too
     problems.install(app)
     for route in (documents, jobs, quote, events, webhook_routes, models, health, metrics):
         app.include_router(route.router)
@@ -111,6 +114,7 @@ class RequestIds:
         given = dict(scope["headers"]).get(b"x-request-id", b"").decode("latin-1")
         request_id = given if re.fullmatch(r"[A-Za-z0-9._:-]{1,128}", given) else uuid.uuid4().hex
         scope.setdefault("state", {})["request_id"] = request_id
+        logs.request_id.set(request_id)
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":

@@ -64,7 +64,7 @@ def upgrade(database: Path) -> Path | None:
         MigrationError: for a database of a newer version or of something else.
         OSError: where the folder cannot be written.
     """
-    database.parent.mkdir(parents=True, exist_ok=True)
+    database.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with _lock(database.with_name(database.name + ".lock")):
         try:
             old = current(database)
@@ -81,6 +81,8 @@ def upgrade(database: Path) -> Path | None:
                 "install the newer version or restore a backup"
             )
         backup = _backup(database, old) if old is not None else None
+        # Documents, and what keys and tenants rest on: not for other users of this machine.
+        database.touch(mode=0o600)
         _run(database)
         return backup
 

@@ -20,6 +20,7 @@ from rich.table import Table
 
 from cli import up as local
 from cli.client import Client, Job, Refused, Unreachable
+from cli.doctor import examine
 from cli.settings import Settings, SettingsError, load_settings
 from cli.watch import watch
 from jobs import Ask, Prompt, Result, State, Summarize
@@ -46,6 +47,8 @@ Seed = Annotated[int | None, typer.Option(help="The same seed gives the same ans
 Stop = Annotated[list[str] | None, typer.Option(help="Ends an answer before this text; may be repeated.")]
 Thinking = Annotated[bool, typer.Option("--thinking", help="Let a model that can think before it answers.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the API's JSON.")]
+ExpiresAfter = Annotated[int | None, typer.Option(min=1, help="Seconds until an unfinished job expires.")]
+Priority = Annotated[str, typer.Option(help="high, normal or low: who waits for whom.")]
 Source = Annotated[str, typer.Argument(help="A file (text, Markdown, PDF) or a document id.")]
 Data = Annotated[Path | None, typer.Option(help="Data folder (LONGLEAF_DATA).")]
 
@@ -93,12 +96,15 @@ def submit(
     seed: Seed = None,
     stop: Stop = None,
     thinking: Thinking = False,
+    expires_after: ExpiresAfter = None,
+    priority: Priority = "normal",
 ) -> None:
     """Send a job over a document and print the job's id."""
     if summarize and prompt is not None:
         _refuse("--summarize and --prompt exclude each other")
     with _client() as client:
         common = _common(client, source, model, max_tokens, temperature, top_p, seed, stop, thinking)
+        common |= {"expires_after": expires_after, "priority": priority}
         with _valid_spec():
             spec = Summarize(**common) if prompt is None else Prompt(**common, instruction=prompt)
         job = client.submit(spec)
@@ -119,11 +125,14 @@ def ask(
     seed: Seed = None,
     stop: Stop = None,
     thinking: Thinking = False,
+    expires_after: ExpiresAfter = None,
+    priority: Priority = "normal",
     as_json: AsJson = False,
 ) -> None:
     """Ask questions about a document and print the answers."""
     with _client() as client:
         common = _common(client, source, model, max_tokens, temperature, top_p, seed, stop, thinking)
+        common |= {"expires_after": expires_after, "priority": priority}
         with _valid_spec():
             spec = Ask(**common, questions=questions)
         job = client.submit(spec)
@@ -227,6 +236,35 @@ def plan(
     command += [f"--memory={memory}"] if memory is not None else []
     command += ["--cpu"] if cpu else []
     raise typer.Exit(subprocess.run([*command, "--", model]).returncode)
+
+
+@app.command()
+def backup(file: Annotated[Path, typer.Argument(help="Where the copy goes.")]) -> None:
+    """Save the database as one file, also while Longleaf runs."""
+    _in_api("backup", "create", str(file))
+
+
+@app.command()
+def restore(file: Annotated[Path, typer.Argument(help="What `longleaf backup` made.")]) -> None:
+    """Put a saved database in the place of the present one, which is kept, also while Longleaf runs."""
+    _in_api("backup", "restore", str(file))
+
+
+@app.command()
+def doctor() -> None:
+    """Check what Longleaf needs here and say what to mend; exit status 1 where it cannot start."""
+    marks = {"ok": "[green]ok[/green]  ", "warn": "[yellow]warn[/yellow]", "bad": "[red]bad[/red] "}
+    is_bad = False
+    for finding in examine(_settings()):
+        is_bad = is_bad or finding.state == "bad"
+        out.print(
+            f"{marks[finding.state]} {escape(finding.name)}: {escape(finding.detail)}",
+            highlight=False,
+            soft_wrap=True,
+        )
+        if finding.mend:
+            out.print(f"     → {finding.mend}", markup=False, highlight=False, soft_wrap=True)
+    raise typer.Exit(EXIT_FAILED if is_bad else 0)
 
 
 @app.command()

@@ -12,6 +12,8 @@ import platformdirs
 from pydantic import AfterValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from jobs.logs import LogFormat
+
 DEFAULT_PORT = 8321
 
 S = TypeVar("S", bound="SharedSettings")
@@ -52,6 +54,7 @@ class SharedSettings(BaseSettings):
     """Folder of model folders, `/` in an id written as `--`."""
     model: str = Field(default_factory=default_model, min_length=1)
     """The model that a worker serves, and of jobs that name none."""
+    log_format: LogFormat = Field(default="text", validation_alias="LOG_FORMAT")
 
 
 def load(kind: type[S]) -> S:

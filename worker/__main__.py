@@ -16,7 +16,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, RedisError
 from redis.retry import Retry
 
-from jobs import queue_name
+from jobs import logs, queue_name
 from worker.documents import DocumentSource
 from worker.outbox import Outbox
 from worker.parent import PatientBackoff, RunWorker
@@ -39,11 +39,12 @@ class CannotStart(RuntimeError):
 
 
 def main() -> int:
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     for chatty in ("httpx", "rq.worker", "rq.job"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
     try:
-        return serve(load_settings(), CHILD_COMMAND)
+        settings = load_settings()
+        logs.configure(settings.log_format, "%(levelname)s %(name)s: %(message)s")
+        return serve(settings, CHILD_COMMAND)
     except (SettingsError, CannotStart, EngineUnavailable) as error:
         print(f"worker: {error}", file=sys.stderr)
         return 1

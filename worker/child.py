@@ -15,7 +15,7 @@ import threading
 import time
 from typing import Any, BinaryIO, Literal
 
-from jobs import EventType, Problem, Progress
+from jobs import EventType, Problem, Progress, logs
 from worker import accelerate, protocol
 from worker.settings import Settings, load_settings
 
@@ -160,7 +160,8 @@ def load_engine(settings: Settings) -> Any:
 
 
 def main() -> int:
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s %(message)s", stream=sys.stderr)
+    settings = load_settings()
+    logs.configure(settings.log_format, "%(levelname)s %(name)s %(message)s")
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # the parent decides when this process stops
     read_fd, write_fd = map(int, os.environ[protocol.CHILD_FDS].split(","))
@@ -170,7 +171,7 @@ def main() -> int:
     from worker.engine.errors import EngineError
 
     try:
-        engine = load_engine(load_settings())
+        engine = load_engine(settings)
     except EngineError as error:
         channel.send(protocol.Refused(problem=error.problem))
         return EXIT_REFUSED

@@ -1,0 +1,186 @@
+"""`longleaf doctor`: looks at everything that `longleaf up` needs and says what to mend.
+
+What needs another package's libraries (MLX, the kernels' compiler, the database) is asked in a process of its
+own, so a broken one is a line here and no crash.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from redis import Redis
+from redis.exceptions import RedisError
+
+from cli.redis_server import NoServer, find_program
+from cli.settings import Settings
+from jobs.settings import folder_name
+
+ROOM_BYTES = 5_000_000_000
+"""Less free space than this is worth a word: a database, uploads, and snapshots that one wants to keep."""
+ASK_S = 120
+
+_DEVICE = """
+import json, mlx.core as mx
+x = mx.ones((8, 8)) @ mx.ones((8, 8)); mx.eval(x)
+print(json.dumps({"mlx": mx.__version__, "device": str(mx.default_device())}))
+"""
+_COMPILER = """
+import json
+from kernels.cpu.build import compilers
+print(json.dumps({"compilers": [found.version.splitlines()[0] for found in compilers()]}))
+"""
+_DATABASE = """
+import json, sys
+from pathlib import Path
+from api.migrate import current, head
+print(json.dumps({"at": current(Path(sys.argv[1])), "head": head()}))
+"""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """`mend` is empty where there is nothing to do."""
+
+    name: str
+    state: Literal["ok", "warn", "bad"]
+    detail: str
+    mend: str = ""
+
+
+def examine(settings: Settings) -> Iterator[Finding]:
+    """One finding for each thing, in the order in which a start needs them."""
+    checks: tuple[Callable[[Settings], Finding], ...] = (
+        _python, _device, _compiler, _redis, _data, _database, _model, _port,
+    )  # fmt: skip
+    for check in checks:
+        yield check(settings)
+
+
+def _python(_: Settings) -> Finding:
+    # An older one than 3.11 does not get here.
+    return Finding("Python", "ok", f"{'.'.join(map(str, sys.version_info[:3]))}, {sys.executable}")
+
+
+def _device(_: Settings) -> Finding:
+    found, error = _ask(_DEVICE)
+    if error:
+        return Finding("MLX", "bad", error, "install the locked packages again: `make clean demo`")
+    detail = f"{found['mlx']} on {found['device']}"
+    if "gpu" in found["device"]:
+        return Finding("MLX", "ok", detail)
+    return Finding("MLX", "warn", detail, "without a GPU only small models are of use; see README")
+
+
+def _compiler(_: Settings) -> Finding:
+    if sys.platform == "darwin":
+        return Finding("compiler", "ok", "not needed: Metal compiles its own kernels")
+    found, error = _ask(_COMPILER)
+    if not error and found["compilers"]:
+        return Finding("compiler", "ok", ", ".join(found["compilers"]))
+    mend = "pip install ziglang, or install a C++ compiler; without one attention on a CPU is slow"
+    return Finding("compiler", "warn", error or "none for the CPU kernels", mend)
+
+
+def _redis(settings: Settings) -> Finding:
+    if settings.redis_url is None:
+        try:
+            return Finding("Redis", "ok", f"{find_program()}, started by `longleaf up`")
+        except NoServer as error:
+            return Finding("Redis", "bad", "no server", str(error))
+    try:
+        with Redis.from_url(settings.redis_url, socket_connect_timeout=3, socket_timeout=3) as client:
+            info = client.info("server")
+            policy = client.config_get("maxmemory-policy").get("maxmemory-policy", "noeviction")
+    except (RedisError, OSError) as error:
+        return Finding("Redis", "bad", f"no answer ({error})", "start the server that REDIS_URL names")
+    version = str(info["redis_version"])
+    if tuple(map(int, version.split(".")[:2])) < (6, 2):
+        return Finding("Redis", "bad", version, "install Redis 6.2 or later, or Valkey")
+    if policy != "noeviction":
+        mend = "set maxmemory-policy noeviction: a server that evicts forgets queued jobs for a while"
+        return Finding("Redis", "warn", f"{version}, {policy}", mend)
+    return Finding("Redis", "ok", version)
+
+
+def _data(settings: Settings) -> Finding:
+    place = settings.data
+    there = next(folder for folder in (place, *place.absolute().parents) if folder.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        return Finding(
+            "data folder", "bad", f"{place} cannot be written", "set LONGLEAF_DATA to another folder"
+        )
+    free = shutil.disk_usage(there).free
+    detail = f"{place}, {free / 1e9:,.1f} GB free"
+    if free < ROOM_BYTES:
+        mend = "free some space, or set LONGLEAF_DATA to a larger disk"
+        return Finding("data folder", "warn", detail, mend)
+    return Finding("data folder", "ok", detail)
+
+
+def _database(settings: Settings) -> Finding:
+    path = settings.data / "longleaf.db"
+    found, error = _ask(_DATABASE, str(path))
+    if error:
+        mend = "move the file away, or put a backup in its place with `longleaf restore FILE`"
+        return Finding("database", "bad", error, mend)
+    if found["at"] is None:
+        return Finding("database", "ok", f"none yet; the first start makes {path}")
+    if found["at"] == found["head"]:
+        return Finding("database", "ok", f"schema {found['at']}")
+    if found["at"] > found["head"]:
+        mend = "install the newer Longleaf again, or `longleaf restore FILE`"
+        return Finding("database", "bad", f"schema {found['at']}, this code knows {found['head']}", mend)
+    return Finding("database", "ok", f"schema {found['at']}; the next start brings it to {found['head']}")
+
+
+def _model(settings: Settings) -> Finding:
+    folder = settings.models / folder_name(settings.model)
+    missing = [name for name in ("config.json", "tokenizer.json") if not (folder / name).is_file()]
+    if not missing:
+        return Finding("model", "ok", f"{settings.model} in {folder}")
+    mend = f"`longleaf up` fetches it, or `python -m worker.models pull {settings.model}` does"
+    return Finding("model", "warn", f"{settings.model}: no {' and no '.join(missing)} in {folder}", mend)
+
+
+def _port(settings: Settings) -> Finding:
+    where = f"{settings.host}:{settings.port}"
+    try:
+        family, kind, proto, _, address = socket.getaddrinfo(
+            settings.host, settings.port, type=socket.SOCK_STREAM
+        )[0]
+        with socket.socket(family, kind, proto) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        mend = f"nothing, if that is Longleaf; else `lsof -i :{settings.port}` names it, or set LONGLEAF_PORT"
+        return Finding("port", "warn", f"{where}: {error.strerror}", mend)
+    return Finding("port", "ok", f"{where} is free")
+
+
+def _ask(code: str, *words: str) -> tuple[dict[str, str], str]:
+    """What the code prints as JSON, and else the last line of its complaint."""
+    root = str(Path(__file__).parents[1])
+    path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", code, *words],
+            capture_output=True,
+            text=True,
+            timeout=ASK_S,
+            env={**os.environ, "PYTHONPATH": path},
+        )
+    except subprocess.TimeoutExpired:
+        return {}, f"no answer within {ASK_S} s"
+    if done.returncode == 0:
+        return json.loads(done.stdout), ""
+    lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+    return {}, lines[-1]
