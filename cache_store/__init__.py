@@ -9,7 +9,7 @@ from cache_store.checkpoints import Checkpoints, Resume
 from cache_store.errors import BadBlock, CacheStoreError, MissingBlock, UnknownVersion
 from cache_store.header import BlockInfo, SectionInfo
 from cache_store.index import Entry
-from cache_store.key import BlockKey, chain_keys, child_key
+from cache_store.key import BlockKey, chain_keys
 from cache_store.store import SnapshotStore, Usage
 
 __all__ = [
@@ -29,5 +29,4 @@ __all__ = [
     "attach",
     "attached",
     "chain_keys",
-    "child_key",
 ]

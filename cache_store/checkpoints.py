@@ -154,7 +154,7 @@ class Checkpoints:
         """The names of the parts on disk."""
         try:
             names = os.listdir(self._folder.index.checkpoints_folder)
-        except FileNotFoundError:
+        except OSError:  # what cannot be listed cannot be gone on from
             return []
         matches = filter(None, map(_PART_NAME.fullmatch, names))
         return [f"{match[2]}-{match[3]}" for match in matches if match[1] == key.hex]

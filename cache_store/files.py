@@ -54,7 +54,7 @@ def sync_folder(folder: Path) -> None:
     try:
         os.fsync(fd)
     finally:
-        os.close(fd)
+        close(fd)
 
 
 def make_folder(folder: Path) -> None:
@@ -74,7 +74,7 @@ def locked(path: Path) -> Iterator[None]:
         fcntl.flock(fd, fcntl.LOCK_EX)
         yield
     finally:
-        os.close(fd)
+        close(fd)
 
 
 def lock_now(fd: int) -> bool:
@@ -84,6 +84,12 @@ def lock_now(fd: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def close(fd: int) -> None:
+    """Close a file from which nothing more is expected: what had to last was synced before."""
+    with suppress(OSError):
+        os.close(fd)
 
 
 def remove(path: Path) -> bool:

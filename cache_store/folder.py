@@ -153,7 +153,7 @@ class Folder:
             if not placed:
                 with suppress(OSError):
                     files.remove(temp)
-            os.close(fd)
+            files.close(fd)
         self._reported.clear()
         return True
 
@@ -195,9 +195,13 @@ def opened(path: Path) -> Iterator[tuple[int, os.stat_result]]:
     except OSError as error:
         raise BadBlock(path, "block file", "a file that opens", error) from error
     try:
-        yield fd, os.fstat(fd)
+        try:
+            status = os.fstat(fd)
+        except OSError as error:
+            raise BadBlock(path, "block file", "a file that tells its size", error) from error
+        yield fd, status
     finally:
-        os.close(fd)
+        files.close(fd)
 
 
 def checked_header(fd: int, path: Path, key: BlockKey) -> Header:

@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cache_store import files
 from cache_store.errors import BadBlock, UnknownVersion
-from cache_store.files import READ_FLAGS
 from cache_store.header import FORMAT_VERSION, read_header, round_up
 from cache_store.key import BlockKey
 
@@ -75,6 +75,12 @@ class _Folder:
     """Unfinished or quarantined files with their disk bytes."""
     disk_bytes: int = 0
 
+    def clear(self) -> None:
+        """It is not there."""
+        self.changed, self.disk_bytes = None, 0
+        self.entries.clear()
+        self.others.clear()
+
 
 class Index:
     def __init__(self, root: Path) -> None:
@@ -104,8 +110,9 @@ class Index:
 
     @property
     def unfinished(self) -> list[Path]:
-        found = [path for shard in self._shards.values() for path in shard.others]
-        return found + [path for path in self._checkpoints.others if path.name.startswith(".")]
+        """Files being written, by the living or the dead."""
+        folders = (*self._shards.values(), self._checkpoints)
+        return [path for folder in folders for path in folder.others if path.name.startswith(".")]
 
     @property
     def checkpoints(self) -> dict[Path, int]:
@@ -132,10 +139,20 @@ class Index:
         self._quarantine.disk_bytes += disk_bytes(num_bytes)
 
     def refresh(self) -> list[Path]:
-        """Bring the index up to date with the disk; returns the files that are not what their name says."""
+        """Bring the index up to date with the disk; returns the files that are not what their name says.
+
+        Raises OSError where a folder cannot be listed: what it holds is not known then.
+        """
         bad: list[Path] = []
+        try:
+            names = set(os.listdir(self.blocks_folder))
+        except FileNotFoundError:
+            names = set()
         for path, folder in self._folders.items():
-            self._refresh(path, folder, bad)
+            if path.parent != self.blocks_folder or path.name in names:
+                self._refresh(path, folder, bad)
+            else:
+                folder.clear()
         return bad
 
     def forget(self, path: Path) -> None:
@@ -150,9 +167,7 @@ class Index:
         try:
             status = os.stat(path)
         except FileNotFoundError:
-            folder.changed, folder.disk_bytes = None, 0
-            folder.entries.clear()
-            folder.others.clear()
+            folder.clear()
             return
         changed = (status.st_ino, status.st_mtime_ns)
         if folder.changed == changed:
@@ -191,14 +206,14 @@ class Index:
         if old:
             used_ns = max(used_ns, old.used_ns)
         path = Path(item.path)
-        fd = os.open(path, READ_FLAGS)
+        fd = os.open(path, files.READ_FLAGS)
         try:
             header = read_header(fd, path)
             meta = header.meta
         except UnknownVersion:
             return Entry(key, None, False, 0, disk_bytes(status.st_size), used_ns, identity)
         finally:
-            os.close(fd)
+            files.close(fd)
         prelude = header.prelude
         if prelude.key != key:
             raise BadBlock(path, "key", key, prelude.key)

@@ -71,11 +71,6 @@ def chain_keys(fingerprint: str, salt: bytes, blocks: Sequence[npt.NDArray[Any]]
     return keys
 
 
-def child_key(parent: BlockKey, ids: npt.NDArray[Any]) -> BlockKey:
-    """The key that `chain_keys` gives a block of these token ids (none are allowed) behind `parent`."""
-    return _next(parent.digest, ids)
-
-
 def _next(link: bytes, ids: npt.NDArray[Any]) -> BlockKey:
     ids_bytes = as_token_ids(ids).tobytes()
     return BlockKey(hashlib.blake2b(link + ids_bytes, digest_size=KEY_BYTES, person=_LINK).digest())

@@ -27,7 +27,7 @@ class Pins:
 
     def add(self, key: BlockKey) -> None:
         files.make_folder(self.folder)
-        os.close(os.open(self.folder / key.hex, os.O_WRONLY | os.O_CREAT, 0o600))
+        files.close(os.open(self.folder / key.hex, os.O_WRONLY | os.O_CREAT, 0o600))
         files.sync_folder(self.folder)
 
     def remove(self, key: BlockKey) -> bool:

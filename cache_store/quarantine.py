@@ -48,4 +48,4 @@ def tenant_of(path: Path) -> str | None:
     except (BadBlock, OSError):
         return None
     finally:
-        os.close(fd)
+        files.close(fd)

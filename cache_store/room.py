@@ -115,7 +115,7 @@ class Room:
                     files.remove(path)
                     self._index.forget(path)
             finally:
-                os.close(fd)
+                files.close(fd)
 
     def reserve(self, temp: Path, num_bytes: int) -> int:
         """Make an unfinished file that has its full size, so that others count it, and its owner's lock."""
@@ -128,7 +128,7 @@ class Room:
                 raise OSError(errno.EAGAIN, "a new file is locked by another process", str(temp))
             os.ftruncate(fd, num_bytes)
         except OSError:
-            os.close(fd)
+            files.close(fd)
             files.remove(temp)
             raise
         return fd

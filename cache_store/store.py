@@ -10,6 +10,7 @@ import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,7 +68,8 @@ class SnapshotStore:
         self._folder = Folder(folder, budget_bytes, min_free_bytes, quarantine_bytes, touch_every_s)
         self._checkpoints = Checkpoints(self._folder)
         if not self.read_only:
-            self._checkpoints.remove_expired()
+            with suppress(OSError):  # the next start tries again
+                self._checkpoints.remove_expired()
 
     @property
     def folder(self) -> Path:
@@ -85,13 +87,13 @@ class SnapshotStore:
 
     @property
     def total_bytes(self) -> int:
-        """Disk bytes that count against the budget now, other processes' files included."""
+        """Disk bytes that count against the budget, other processes' files included. May raise OSError."""
         with self._folder.mutex:
             self._folder.refresh()
             return self._folder.index.total_bytes
 
     def entries(self) -> list[Entry]:
-        """The stored blocks, in no order."""
+        """The stored blocks, in no order. Raises OSError where the folder cannot be listed."""
         with self._folder.mutex:
             self._folder.refresh()
             return list(self._folder.index.entries.values())

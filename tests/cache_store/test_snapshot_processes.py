@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import signal
 import stat
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from stored_blocks import disk_usage, files_in, get, make_chain, path_of, put, which
+from stored_blocks import disk_usage, files_in, get, make_chain, put, which
 
 from cache_store import SnapshotStore
 
@@ -24,59 +22,6 @@ def start(script: str, *arguments: object) -> subprocess.Popen[str]:
     environment = {**os.environ, "PYTHONPATH": str(HERE.parents[1]), "OPENBLAS_NUM_THREADS": "1"}
     command = [sys.executable, str(HERE / script), *map(str, arguments)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
-
-
-@pytest.mark.parametrize("scenario", ["new", "replace", "evict"])
-def test_a_writer_killed_at_any_step_leaves_old_or_new(tmp_path: Path, scenario: str) -> None:
-    template = tmp_path / "template"
-    store = SnapshotStore(template, BUDGET, 0)
-    chain = make_chain(1)
-    for seed in (1, 2, 3) if scenario == "evict" else (1, 2):
-        put(store, make_chain(1, seed), 0)
-    if scenario == "replace":
-        put(store, chain, 0, exact=False)
-    survivors: list[int | str] = []
-    # Steps die side by side: each has a folder of its own.
-    batches: list[list[int | str]] = [["half"], *([*range(first, first + 4)] for first in range(0, 60, 4))]
-    for batch in batches:
-        folders = {step: tmp_path / str(step) for step in batch}
-        running = {}
-        for step, folder in folders.items():
-            shutil.copytree(template, folder)
-            running[step] = start("die_while_saving.py", folder, BUDGET, step)
-        for step, process in running.items():
-            output, _ = process.communicate()
-            survived = output == "survived\n"
-            assert process.returncode == (0 if survived else -signal.SIGKILL)
-            survivors += [step] if survived else []
-            check_after_death(folders[step], scenario, survived)
-        if survivors:
-            break
-    assert survivors
-    assert int(survivors[0]) > 12
-
-
-def check_after_death(folder: Path, scenario: str, survived: bool) -> None:
-    chain = make_chain(1)
-    key = chain.keys[0]
-    assert disk_usage(folder) <= BUDGET
-    store = SnapshotStore(folder, BUDGET, 0)
-    assert [path for path in files_in(folder) if path.suffix == ".tmp"] == []
-    assert not (folder / "quarantine").exists()
-    if path_of(folder, key).exists():
-        assert store.match(chain.keys, chain.blocks) == 1
-        found = which(get(store, key), key)
-        assert found == "exact" or (found == "continued" and scenario == "replace" and not survived)
-    else:
-        assert scenario != "replace"
-        assert not survived
-        assert store.match(chain.keys, chain.blocks) == 0
-    for entry in store.entries():
-        assert which(get(store, entry.key), entry.key) != "wrong"
-    assert len(store.entries()) >= 2
-    assert put(store, chain, 0)
-    assert which(get(store, key), key) == "exact"
-    assert store.total_bytes == disk_usage(folder) <= BUDGET
 
 
 def test_processes_that_write_evict_and_remove_the_same_keys_agree(tmp_path: Path) -> None:
