@@ -17,7 +17,7 @@ from kernels import decode_attention
 from worker.engine.answer import Answer
 from worker.engine.attention import Handle
 from worker.engine.decode import forward
-from worker.engine.kv_cache import CompressedLayer, KVCache
+from worker.engine.kv_cache import CompressedLayer, KVCache, blocks_end
 from worker.engine.model import Model
 from worker.engine.sampling import token_ids
 
@@ -82,10 +82,9 @@ class BatchCache:
     def __init__(self, prefix: KVCache) -> None:
         """
         Args:
-            prefix: holds the prefix alone. Every step reads it; meanwhile it may only grow by a tail, to be
-                taken over with `add` or forgotten.
+            prefix: its blocks are shared and read by every step; meanwhile only its tail may change.
         """
-        self._num_prefix = prefix.num_tokens
+        self._num_prefix = blocks_end(prefix.num_blocks)
         self._prefix = prefix
         self._num_tail: list[int] = []
         self._room = 0
@@ -93,7 +92,7 @@ class BatchCache:
         self.layers = [BatchLayer(self, layer) for layer in prefix.layers]
 
     def add(self) -> None:
-        """Make a row of what the prefix's cache holds behind the prefix."""
+        """Make a row of what the prefix's cache holds behind its blocks."""
         num_tokens = self._prefix.num_tokens - self._num_prefix
         self._reserve(num_tokens)
         for layer in self.layers:
@@ -137,11 +136,11 @@ def decode_batch(
     """Write all answers; one that ends makes room for one that waits.
 
     Args:
-        cache: holds the prefix alone, and does again at the end.
-        begin: for each answer, prefills its question behind the prefix and takes its first token.
+        cache: holds what all prompts begin with, in blocks and tail, and does again at the end.
+        begin: for each answer, prefills the rest of its prompt and takes its first token.
         max_rows: how many answers are written at a time.
     """
-    num_blocks = cache.num_blocks
+    num_shared = cache.num_tokens
     batch = BatchCache(cache)
     waiting = deque(begin)
     answers: list[Answer] = []
@@ -153,7 +152,7 @@ def decode_batch(
             if answer.finish_reason is None:
                 batch.add()
                 rows.append(answer)
-            cache.rewind(num_blocks)
+            cache.drop(cache.num_tokens - num_shared)
         if rows:
             _step(model, batch, rows)
         going = [i for i, answer in enumerate(rows) if answer.finish_reason is None]

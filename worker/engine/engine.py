@@ -200,7 +200,7 @@ class Engine:
         return groups
 
     def _answer_group(self, group: Sequence[_Work], reuse: bool) -> list[Output]:
-        """Restore → prefill the prefix → for each: prefill the question, decode."""
+        """Restore → prefill the prefix → for each: prefill what follows, decode."""
         model, first = self._model, group[0]
         prefix = Prefix(self.card.fingerprint, first.prompt.tokens[: first.prompt.document_end])
         num_spare = max(self._num_spare(work.prompt, work.request.sampling) for work in group)
@@ -208,6 +208,11 @@ class Engine:
         cache, first.cached_tokens = self._restore(prefix, num_spare, reuse, first.request.report)
         first.restored = time.perf_counter()
         self._complete_prefix(cache, prefix, num_spare, reuse, first.request.report)
+        num_shared = first.prompt.document_end
+        if len(group) > 1 and cache.num_tokens < num_shared:
+            # The end of the document that fills no block is the same for all too.
+            rest = first.prompt.tokens[cache.num_tokens : num_shared]
+            prefill_suffix(model, cache, rest, first.cached_tokens, first.request.report)
         for work in group[1:]:
             work.cached_tokens = cache.num_tokens
 
@@ -234,10 +239,10 @@ class Engine:
             policy = self._drafts
             drafter = Drafter(first.prompt.tokens, policy) if policy.longest else None
             decode_answer(model, cache, answers[0], drafter)
-            cache.rewind(prefix.num_blocks)
         else:
             steps: list[Callable[[], Answer]] = [partial(begin, work) for work in group]
             answers = decode_batch(model, cache, steps, self._max_rows(group, cache))
+        cache.rewind(prefix.num_blocks)
         kind = self._prefix_kind(prefix)
         return [work.output(answer, kind) for work, answer in zip(group, answers, strict=True)]
 
