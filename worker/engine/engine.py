@@ -13,10 +13,13 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
+import platformdirs
+
 from cache_store import BlockKey, SnapshotStore
 from jobs import ModelCard, Output, Timing, Usage
 from kernels import BLOCK_TOKENS, disable_native
 from kernels.self_test import attention_error
+from kernels.tuning import Shape, tune
 from worker.engine import model as model_loader
 from worker.engine import snapshots
 from worker.engine.answer import Answer
@@ -129,6 +132,9 @@ class Engine:
         """
         model = model_loader.load(folder, model_id, memory_bytes)
         _check_kernels(model.card)
+        card = model.card
+        shape = Shape(card.num_q_heads, card.num_kv_heads, card.head_dim)
+        tune(shape, platformdirs.user_cache_path("longleaf") / "tuning")
         return cls(model, snapshots, memory_bytes)
 
     @property
