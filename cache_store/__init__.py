@@ -10,10 +10,13 @@ from cache_store.errors import BadBlock, CacheStoreError, MissingBlock, UnknownV
 from cache_store.header import BlockInfo, SectionInfo
 from cache_store.index import Entry
 from cache_store.key import BlockKey, chain_keys
+from cache_store.prefixes import StoredPrefix, chain_of, remove_prefix, stored_prefixes, verify
 from cache_store.store import SnapshotStore, Usage
+from cache_store.transfer import BadExport, export_prefixes, import_prefixes
 
 __all__ = [
     "BadBlock",
+    "BadExport",
     "BlockInfo",
     "BlockKey",
     "CacheStoreError",
@@ -24,9 +27,16 @@ __all__ = [
     "Section",
     "SectionInfo",
     "SnapshotStore",
+    "StoredPrefix",
     "UnknownVersion",
     "Usage",
     "attach",
     "attached",
     "chain_keys",
+    "chain_of",
+    "export_prefixes",
+    "import_prefixes",
+    "remove_prefix",
+    "stored_prefixes",
+    "verify",
 ]

@@ -13,6 +13,7 @@ from pydantic import ByteSize, TypeAdapter, ValidationError
 from jobs.settings import folder_name
 from worker.engine.architectures import refusal
 from worker.engine.planner import Plan, machine_bytes, most_tokens, plan
+from worker.engine.shapes import text_config
 from worker.models import default_models_dir
 
 
@@ -34,7 +35,7 @@ def table(model: str, found: Plan, memory_bytes: int, num_fitting: int) -> str:
 
 
 def read_config(model: str, models_dir: Path) -> dict[str, Any]:
-    """The config of a model folder, or of a model id whose folder is in `models_dir`.
+    """The text config of a model folder, or of a model id whose folder is in `models_dir`.
 
     Raises:
         ValueError: if there is none that the planner knows; says what to do.
@@ -53,7 +54,7 @@ def read_config(model: str, models_dir: Path) -> dict[str, Any]:
         raise ValueError(f"{folder}/config.json holds no object")
     if reason := refusal(config):
         raise ValueError(f"{model} {reason}")
-    return config
+    return text_config(config)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -4,69 +4,81 @@ from __future__ import annotations
 
 from typing import Any
 
-VERIFIED_ARCHITECTURES = ("llama", "mistral", "mixtral", "phi3", "qwen3", "qwen3_moe", "smollm3")
-"""Compared with mlx_lm's own generation in tests/worker/engine/test_architectures.py.
+from worker.engine.shapes import layer_types, text_config
 
-Every layer attends to the whole context and keeps plain keys and values.
-"""
+VERIFIED_ARCHITECTURES = (
+    "gemma3",
+    "gemma3_text",
+    "gemma4",
+    "gemma4_text",
+    "gpt_oss",
+    "llama",
+    "mistral",
+    "mixtral",
+    "phi3",
+    "qwen3",
+    "qwen3_moe",
+    "smollm3",
+)
+"""Compared with mlx_lm's own generation in tests/worker/engine/test_architectures.py."""
 
 _KEY_BIAS = (
     "its keys have a bias, whose mean RoPE spreads over all channels, and 4 bits are too few for what is left"
 )
-_WINDOWS = "it has sliding-window layers, for which the cache has no form yet"
 _HYBRID = "some of its layers keep a recurrent state, for which the cache has no form yet"
 _LATENT = "it attends to compressed latents and not to keys and values"
 
 WHY_NOT = {
     "qwen2": _KEY_BIAS,
     "qwen2_moe": _KEY_BIAS,
-    "gemma2": "it caps its attention scores, which the decode kernel doesn't, and " + _WINDOWS,
-    "gemma3": _WINDOWS,
-    "gemma3_text": _WINDOWS,
-    "gemma3n": _WINDOWS + ", and layers that read another layer's keys and values",
-    "gemma4": _WINDOWS + ", and layers that read another layer's keys and values",
-    "gemma4_text": _WINDOWS + ", and layers that read another layer's keys and values",
-    "gpt_oss": _WINDOWS,
+    "gemma2": "it caps its attention scores, which the decode kernel doesn't",
+    "gemma3n": "its layers pass four streams of hidden states, for which the prefill has no walk yet",
     "qwen3_next": _HYBRID,
     "qwen3_5": _HYBRID,
+    "qwen3_5_moe": _HYBRID,
+    "falcon_h1": _HYBRID,
+    "granitemoehybrid": _HYBRID,
+    "jamba": _HYBRID,
+    "lfm2": _HYBRID,
+    "nemotron_h": _HYBRID,
     "mamba2": "it has no attention",
+    "deepseek_v2": _LATENT,
     "deepseek_v3": _LATENT,
+    "deepseek_v32": _LATENT,
+    "glm4_moe_lite": _LATENT,
+    "kimi_linear": _LATENT,
 }
 """The reasons for architectures that people ask for; the others are merely not verified."""
 
 _ROPE_SCALING_IGNORED = ("mixtral", "qwen3_moe")
-_ROPE_PARAMETERS_READ = ("qwen3",)
-"""mlx_lm passes over what is not named here without a word; the model would read wrong positions."""
-
-
-_HEADS_FILL_THE_WIDTH = ("mixtral", "phi3")
-
-
-def head_dim(config: dict[str, Any]) -> int:
-    """Channels of one head, of a config that `refusal` accepts."""
-    stated = None if config["model_type"] in _HEADS_FILL_THE_WIDTH else config.get("head_dim")
-    return int(stated or config["hidden_size"] // config["num_attention_heads"])
+_ROPE_PARAMETERS_READ = ("qwen3", "gemma4_text")
+_LAYER_TYPES_READ = ("gemma3_text", "gemma4_text", "gpt_oss", "llama", "mistral")
+"""mlx_lm passes over what is not named here without a word; the model would compute something else."""
+_KEY_BIAS_SERVED = ("qwen3", "qwen3_moe", "gpt_oss")
+"""Those normalise their keys behind the bias, or keep them in 8 bits."""
 
 
 def refusal(config: dict[str, Any]) -> str | None:
     """Why a model with this config cannot be served, as the predicate of a sentence; None if it can."""
-    architecture = config.get("model_type", "unknown")
-    if architecture not in VERIFIED_ARCHITECTURES:
+    if config.get("model_type", "unknown") not in VERIFIED_ARCHITECTURES:
+        architecture = config.get("model_type", "unknown")
         reason = WHY_NOT.get(architecture)
         return (
             f"has the architecture {architecture!r}, which is not verified{': ' + reason if reason else ''}"
         )
-    if "sliding_attention" in config.get("layer_types", ()):
-        return "has sliding-window layers, for which the cache has no form yet"
-    window, context = config.get("sliding_window"), config.get("max_position_embeddings")
+    config = text_config(config)
+    architecture = config["model_type"]
+    context = config.get("max_position_embeddings")
     if not isinstance(context, int):
         return f"states max_position_embeddings as {context!r} in config.json; expected the context in tokens"
-    if window and window < context and config.get("use_sliding_window", True) and "layer_types" not in config:
-        return (
-            f"attends to a window of {window:,} tokens in a context of {context:,}, "
-            "for which the cache has no form yet"
-        )
-    if config.get("attention_bias") and architecture not in ("qwen3", "qwen3_moe"):
+    if reason := _window_refusal(config):
+        return reason
+    for cap in ("attn_logit_softcapping", "final_logit_softcapping"):
+        if config.get(cap) and (architecture, cap) != ("gemma4_text", "final_logit_softcapping"):
+            return f"sets {cap}, which mlx_lm does not read for {architecture!r}"
+    if config.get("use_bidirectional_attention") in (True, "all"):
+        return "attends to tokens ahead of a query, so no answer can be generated with it"
+    if config.get("attention_bias") and architecture not in _KEY_BIAS_SERVED:
         return f"sets attention_bias: {_KEY_BIAS}"
     if config.get("rope_scaling") and architecture in _ROPE_SCALING_IGNORED:
         return f"sets rope_scaling, which mlx_lm does not read for {architecture!r}"
@@ -76,4 +88,31 @@ def refusal(config: dict[str, Any]) -> str | None:
         and architecture not in _ROPE_PARAMETERS_READ
     ):
         return f"states rope_theta under rope_parameters alone, unread by mlx_lm for {architecture!r}"
+    return None
+
+
+def _window_refusal(config: dict[str, Any]) -> str | None:
+    """Why the windows that a text config states cannot be served; None if they can, or if there are none."""
+    architecture, context = config["model_type"], config["max_position_embeddings"]
+    stated, window = config.get("layer_types"), config.get("sliding_window")
+    if not stated and architecture not in ("gemma3_text", "gemma4_text", "gpt_oss"):
+        if window and window < context and config.get("use_sliding_window", True):
+            return (
+                f"attends to a window of {window:,} tokens in a context of {context:,}, "
+                f"which mlx_lm does not do for {architecture!r} without layer_types"
+            )
+        return None
+    if not isinstance(config.get("num_hidden_layers"), int):
+        return None  # missed by whoever needs it
+    if stated and "sliding_attention" in stated and architecture not in _LAYER_TYPES_READ:
+        return f"has sliding-window layers, which mlx_lm does not make for {architecture!r}"
+    if stated and (unknown := set(stated) - {"full_attention", "sliding_attention"}):
+        return f"has layers of the kind {sorted(unknown)[0]!r}, for which the cache has no form"
+    types = layer_types(config)
+    if stated and architecture in _LAYER_TYPES_READ and list(stated) != types:
+        return f"states layer_types other than those that mlx_lm makes for {architecture!r}"
+    if "full_attention" not in types:
+        return "attends to a window in every layer; the cache needs one that sees all"
+    if "sliding_attention" in types and not (isinstance(window, int) and window > 1):
+        return f"states sliding_window as {window!r} in config.json; expected tokens, at least 2"
     return None

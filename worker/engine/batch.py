@@ -20,6 +20,7 @@ from worker.engine.decode import forward
 from worker.engine.kv_cache import CompressedLayer, KVCache, blocks_end
 from worker.engine.model import Model
 from worker.engine.sampling import token_ids
+from worker.engine.shapes import layer_shapes
 
 MAX_ROWS = 16
 """A step of 16 rows takes 3.1 times as long as one of a single row on two CPU cores, of 8 rows 2.4 times."""
@@ -28,7 +29,12 @@ _ROOM_STEP = 256
 
 
 def supports_batches(config: dict[str, Any]) -> bool:
-    """Whether the model's rotation takes a position for each row; mlx_lm's dynamic NTK scaling doesn't."""
+    """Whether the model's rotation takes a position for each row; mlx_lm's dynamic NTK scaling doesn't.
+
+    Layers with a window, and those that read another layer's keys and values, have no rows yet.
+    """
+    if any(shape.window or shape.source is not None for shape in layer_shapes(config)):
+        return False
     scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
     return (scaling.get("rope_type") or scaling.get("type")) != "dynamic"
 
@@ -36,7 +42,7 @@ def supports_batches(config: dict[str, Any]) -> bool:
 def row_bytes(cache: KVCache, num_tokens: int) -> int:
     """What a row of `num_tokens` behind the prefix takes in all layers."""
     room = -(-num_tokens // _ROOM_STEP) * _ROOM_STEP
-    return len(cache.layers) * 2 * cache.num_kv_heads * cache.head_dim * room * cache.dtype.size
+    return cache.dense_bytes(room)
 
 
 class BatchLayer:
@@ -89,7 +95,7 @@ class BatchCache:
         self._num_tail: list[int] = []
         self._room = 0
         self.rows = self.places = self.lengths = self.offsets = mx.zeros((0,), mx.int32)
-        self.layers = [BatchLayer(self, layer) for layer in prefix.layers]
+        self.layers = [BatchLayer(self, layer) for layer in prefix.compressed]
 
     def add(self) -> None:
         """Make a row of what the prefix's cache holds behind its blocks."""

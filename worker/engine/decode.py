@@ -27,7 +27,7 @@ def forward(model: Model, cache: Cache, tokens: mx.array) -> mx.array:
     """
     h = model.embed(tokens)
     for layer, layer_cache in zip(model.layers, cache.layers, strict=True):
-        h = layer(h, mask=None, cache=layer_cache)
+        h = layer(h, tokens, layer_cache)
     logits: mx.array = model.head(model.norm(h))
     return logits.astype(mx.float32)
 

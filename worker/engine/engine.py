@@ -300,15 +300,16 @@ class Engine:
         model = self._model
         if reuse and prefix.num_blocks:
             in_memory = snapshots.num_common(self._cached_keys, prefix.keys)
-            on_disk = self._store.match(prefix.keys, prefix.blocks) if self._store else 0
-            if self._cache and in_memory and in_memory >= on_disk:
+            windows = any(shape.window for shape in model.shapes)
+            on_disk = snapshots.num_restorable(self._store, prefix, windows) if self._store else 0
+            if self._cache and in_memory and in_memory >= on_disk and self._cache.can_rewind(in_memory):
                 self._cache.rewind(in_memory)
                 self._cached_keys = prefix.keys[:in_memory]
                 return self._cache, blocks_end(in_memory)
         else:
             on_disk = 0
         self._forget()
-        cache = KVCache(len(model.layers), model.num_kv_heads, model.head_dim, model.dtype)
+        cache = model.new_cache()
         num_read = 0
         if self._store and on_disk:
             num_read, exact = snapshots.restore(self._store, prefix, on_disk, cache, num_spare, report)

@@ -3,10 +3,12 @@
 A compressed layer holds, in token order, up to 64 sinks (dense, rounded to float16 as they are stored),
 whole blocks (int4c tiles in one array whose capacity is reserved ahead), and a dense tail of 2048 tokens.
 What follows the prefix stays exact in the tail; once it exceeds that, the next step first encodes its oldest
-whole blocks. It knows no model and no file.
+whole blocks. Layers that see a window only are in window.py. It knows no model and no file.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import mlx.core as mx
 
@@ -14,6 +16,7 @@ from kernels import (
     BLOCK_TOKENS,
     MAX_QUERIES,
     CacheView,
+    Format,
     TileLayout,
     decode,
     decode_attention,
@@ -21,6 +24,8 @@ from kernels import (
     prefill_attention,
 )
 from worker.engine.attention import Handle
+from worker.engine.shapes import LayerShape
+from worker.engine.window import WindowLayer
 
 SINK_TOKENS = 64
 """The first tokens, which every later one attends to strongly: kept dense, outside all statistics."""
@@ -60,10 +65,10 @@ class ExactLayer:
     Mutated by `update_and_fetch`. The buffers are reserved once, since growing would copy them.
     """
 
-    def __init__(self, num_tokens: int, num_kv_heads: int, head_dim: int, dtype: mx.Dtype) -> None:
-        shape = (1, num_kv_heads, num_tokens, head_dim)
-        self.keys = mx.zeros(shape, dtype)
-        self.values = mx.zeros(shape, dtype)
+    def __init__(self, num_tokens: int, shape: LayerShape, dtype: mx.Dtype) -> None:
+        buffer = (1, shape.num_kv_heads, num_tokens, shape.head_dim)
+        self.keys = mx.zeros(buffer, dtype)
+        self.values = mx.zeros(buffer, dtype)
         self.offset = 0
 
     def seed(self, k: mx.array, v: mx.array) -> None:
@@ -83,13 +88,19 @@ class ExactLayer:
         k, v = self.keys[:, :, : self.offset], self.values[:, :, : self.offset]
         return attend_dense(q, k, v, scale, sinks)
 
+    def arrays(self) -> list[mx.array]:
+        """Everything that a step may have left unevaluated."""
+        return [self.keys, self.values]
+
 
 class CompressedLayer:
-    """One layer's sinks, blocks and tail. Mutated by `update_and_fetch`, `attend`, `rewind` and `drop`."""
+    """One layer's sinks, blocks and tail. Mutated by `update_and_fetch`, `rewind` and `drop`."""
 
-    def __init__(self, num_kv_heads: int, head_dim: int, dtype: mx.Dtype) -> None:
-        self._heads, self._dim, self._dtype = num_kv_heads, head_dim, dtype
-        self.tiles = mx.zeros((0, num_kv_heads, TileLayout(head_dim).tile_words), mx.uint32)
+    def __init__(self, shape: LayerShape, dtype: mx.Dtype) -> None:
+        self.shape, self.dtype = shape, dtype
+        self._format: Format = shape.format
+        num_words = TileLayout(shape.head_dim, self._format).tile_words
+        self.tiles = mx.zeros((0, shape.num_kv_heads, num_words), mx.uint32)
         self.num_blocks = 0
         self.sinks_k, self.sinks_v = self._dense(0), self._dense(0)
         self._empty_tail()
@@ -128,7 +139,8 @@ class CompressedLayer:
 
     def decoded(self) -> tuple[mx.array, mx.array]:
         """Sinks and blocks as dense (num_kv_heads, n, head_dim) keys and values."""
-        k, v = decode(self.tiles[: self.num_blocks], self._dim, self._dtype)
+        tiles = self.tiles[: self.num_blocks]
+        k, v = decode(tiles, self.shape.head_dim, self.dtype, self._format)
         return mx.concatenate([self.sinks_k, k], axis=1), mx.concatenate([self.sinks_v, v], axis=1)
 
     def tail(self) -> tuple[mx.array, mx.array]:
@@ -137,7 +149,16 @@ class CompressedLayer:
 
     def view(self, tail_k: mx.array, tail_v: mx.array, lengths: mx.array) -> CacheView:
         """Sinks and blocks with the tails (B, num_kv_heads, n, head_dim) of B rows behind them."""
-        return CacheView(self.sinks_k, self.sinks_v, self.tiles, self.num_blocks, tail_k, tail_v, lengths)
+        return CacheView(
+            self.sinks_k,
+            self.sinks_v,
+            self.tiles,
+            self.num_blocks,
+            tail_k,
+            tail_v,
+            lengths,
+            format=self._format,
+        )
 
     def update_and_fetch(self, k: mx.array, v: mx.array) -> tuple[Handle, Handle]:
         # Here and not behind attention, since several layers may attend to one cache.
@@ -161,11 +182,11 @@ class CompressedLayer:
         return [self.tiles, self.sinks_k, self.sinks_v, self._tail_k, self._tail_v]
 
     def _dense(self, num_tokens: int) -> mx.array:
-        return mx.zeros((self._heads, num_tokens, self._dim), self._dtype)
+        return mx.zeros((self.shape.num_kv_heads, num_tokens, self.shape.head_dim), self.dtype)
 
     def _as_stored(self, x: mx.array) -> mx.array:
         """Rounded to float16, as the snapshot keeps it: a restored sink equals the one first made."""
-        return x.astype(mx.float16).astype(self._dtype)
+        return x.astype(mx.float16).astype(self.dtype)
 
     def _empty_tail(self) -> None:
         # A small buffer again: the same steps then find the same sizes, and give the same bits.
@@ -193,7 +214,7 @@ class CompressedLayer:
             k, v = k[:, :, SINK_TOKENS:], v[:, :, SINK_TOKENS:]
         cut = -(-max(0, k.shape[2] - TAIL_TOKENS) // BLOCK_TOKENS) * BLOCK_TOKENS
         if cut:
-            self._append_blocks(encode(k[0, :, :cut], v[0, :, :cut]))
+            self._append_blocks(encode(k[0, :, :cut], v[0, :, :cut], self._format))
         self._empty_tail()
         self._append_to_tail(k[:, :, cut:], v[:, :, cut:])
 
@@ -206,33 +227,93 @@ class CompressedLayer:
         self.num_blocks = end
 
 
+class BorrowedLayer:
+    """A layer without keys and values of its own: its queries read another's, updated before it."""
+
+    def __init__(self, source: CompressedLayer | WindowLayer) -> None:
+        self._source = source
+
+    def handles(self, like: mx.array) -> tuple[Handle, Handle]:
+        handle = Handle(self._source, like)
+        return handle, handle
+
+    def offset(self, num_new: int) -> int:
+        """The position of the first of `num_new` tokens that the other layer holds already."""
+        return self._source.offset - num_new
+
+
 class KVCache:
     """All layers of one sequence."""
 
-    def __init__(self, num_layers: int, num_kv_heads: int, head_dim: int, dtype: mx.Dtype) -> None:
-        self.num_kv_heads, self.head_dim, self.dtype = num_kv_heads, head_dim, dtype
-        self.layers = [CompressedLayer(num_kv_heads, head_dim, dtype) for _ in range(num_layers)]
+    def __init__(self, shapes: Sequence[LayerShape], dtype: mx.Dtype) -> None:
+        self.dtype = dtype
+        self.compressed: list[CompressedLayer] = []
+        self.windows: list[WindowLayer] = []
+        self.layers: list[CompressedLayer | WindowLayer | BorrowedLayer] = []
+        """One for each layer of the model; `compressed` and `windows` are those that own what they hold."""
+        for shape in shapes:
+            self.layers.append(self._make(shape))
+
+    def _make(self, shape: LayerShape) -> CompressedLayer | WindowLayer | BorrowedLayer:
+        if shape.source is not None:
+            source = self.layers[shape.source]
+            assert not isinstance(source, BorrowedLayer), f"layer {shape.source} has nothing to lend"
+            return BorrowedLayer(source)
+        if shape.window:
+            self.windows.append(WindowLayer(shape, self.dtype))
+            return self.windows[-1]
+        self.compressed.append(CompressedLayer(shape, self.dtype))
+        return self.compressed[-1]
 
     @property
     def num_tokens(self) -> int:
-        return self.layers[0].offset
+        return self.compressed[0].offset
 
     @property
     def num_blocks(self) -> int:
-        return self.layers[0].num_blocks
+        return self.compressed[0].num_blocks
+
+    def can_rewind(self, num_blocks: int) -> bool:
+        """Whether `rewind` can: whether the windows at the end of the first `num_blocks` blocks are here."""
+        return not num_blocks or all(w.num_prefix == blocks_end(num_blocks) for w in self.windows)
 
     def rewind(self, num_blocks: int) -> None:
-        for layer in self.layers:
+        """Forget all that comes after the first `num_blocks` blocks.
+
+        Raises:
+            ValueError: if the windows at their end are gone.
+        """
+        if not self.can_rewind(num_blocks):
+            raise ValueError(
+                f"cannot rewind to {num_blocks} blocks: the windows are those after "
+                f"{self.windows[0].num_prefix} tokens; restore the prefix instead"
+            )
+        for layer in self.compressed:
             layer.rewind(num_blocks)
+        for window in self.windows:
+            if num_blocks:
+                window.rewind()
+            else:
+                window.clear()
 
     def drop(self, num_tokens: int) -> None:
         """Forget the newest tokens, such as drafts that were rejected.
 
         Raises:
-            ValueError: if the dense tail holds fewer.
+            ValueError: if the dense ends hold fewer.
         """
-        for layer in self.layers:
+        for layer in self._owners:
             layer.drop(num_tokens)
 
+    def dense_bytes(self, num_tokens: int) -> int:
+        """What so many dense tokens take in all layers."""
+        per_token = sum(2 * o.shape.num_kv_heads * o.shape.head_dim for o in self._owners)
+        return int(per_token * num_tokens * self.dtype.size)
+
     def arrays(self) -> list[mx.array]:
-        return [array for layer in self.layers for array in layer.arrays()]
+        """Everything that a step may have left unevaluated."""
+        return [array for layer in self._owners for array in layer.arrays()]
+
+    @property
+    def _owners(self) -> list[CompressedLayer | WindowLayer]:
+        return [*self.compressed, *self.windows]

@@ -1,45 +1,50 @@
-"""A loaded model as the engine walks it: embed, layers, head. Loads it with mlx_lm; owns no KV."""
+"""A loaded model as the engine walks it: embed, layers, norm, head. Loads it with mlx_lm; owns no KV."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from jobs import ModelCard
 from kernels import TileLayout
 from worker.engine import attention
-from worker.engine.architectures import VERIFIED_ARCHITECTURES, head_dim, refusal
+from worker.engine.architectures import VERIFIED_ARCHITECTURES, refusal
 from worker.engine.errors import EngineError
 from worker.engine.fingerprint import fingerprint
+from worker.engine.kv_cache import KVCache
 from worker.engine.memory import device_bytes, require_memory
-
-KV_FORMAT = "int4c"
+from worker.engine.shapes import LayerShape, layer_shapes, text_config
+from worker.engine.walk import Layer, walk
 
 
 @dataclass
 class Model:
     """The parts of a model in the order in which a token passes through them."""
 
-    embed: nn.Module
-    layers: list[nn.Module]
-    norm: nn.Module
-    head: Any
+    embed: Callable[[mx.array], mx.array]
+    layers: list[Layer]
+    norm: Callable[[mx.array], mx.array]
+    head: Callable[[mx.array], mx.array]
+    shapes: list[LayerShape]
+    """What each layer keeps of a token."""
     tokenizer: Any
     """mlx_lm's TokenizerWrapper."""
     eos_token_ids: frozenset[int]
-    num_kv_heads: int
-    head_dim: int
     dtype: mx.Dtype
     card: ModelCard
     config: dict[str, Any]
-    """config.json's content."""
+    """config.json's content, the text model's sizes at its top."""
     folder: Path
+
+    def new_cache(self) -> KVCache:
+        """An empty cache for one sequence."""
+        return KVCache(self.shapes, self.dtype)
 
     def logits(self, h: mx.array) -> mx.array:
         """(1, n, hidden) → (1, vocab): the logits that follow the last position."""
@@ -72,19 +77,20 @@ def load(folder: Path, model_id: str, memory_bytes: int | None = None) -> Model:
             verified=list(VERIFIED_ARCHITECTURES),
         )
     try:
-        dim = head_dim(config)
-        layout = TileLayout(dim)
+        shapes = layer_shapes(config)
+        layouts = [TileLayout(s.head_dim, s.format) for s in shapes]
     except (KeyError, TypeError, ValueError) as error:
         raise EngineError(
             "unsupported_head_size", f"Model {model_id}: its head size cannot be served: {error}."
         ) from error
+    raw, config = config, text_config(config)
     try:
         require_memory(model_id, config, 1, memory_bytes or device_bytes())
     except KeyError as error:
         raise EngineError("model_unreadable", f"{folder}/config.json states no {error}.") from error
     try:
-        module, config = load_model(folder)
-        tokenizer = load_tokenizer(folder, eos_token_ids=_eos_token_ids(folder, config))
+        module, _ = load_model(folder)
+        tokenizer = load_tokenizer(folder, eos_token_ids=_eos_token_ids(folder, raw))
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise EngineError(
             "model_unreadable", f"Model {model_id} could not be loaded from {folder}: {error}"
@@ -96,35 +102,36 @@ def load(folder: Path, model_id: str, memory_bytes: int | None = None) -> Model:
         dequantize_weights(module)
         module.set_dtype(mx.float32)
         mx.eval(module.parameters())
-    args, body = module.args, module.model
-    num_kv_heads = args.num_key_value_heads
-    num_layers = len(body.layers)
-    kv_bytes = num_layers * num_kv_heads * 2 * dim * layout.bits_per_element / 8
+    parts = walk(module, architecture)
+    full = next(shape for shape in shapes if shape.window is None)
+    kv_bits = sum(
+        2 * shape.num_kv_heads * shape.head_dim * layout.bits_per_element
+        for shape, layout in zip(shapes, layouts, strict=True)
+        if shape.window is None and shape.source is None
+    )
     card = ModelCard(
         id=model_id,
         architecture=architecture,
         context_tokens=int(config["max_position_embeddings"]),
-        num_layers=num_layers,
-        num_q_heads=args.num_attention_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=dim,
-        kv_format=KV_FORMAT,
-        kv_bytes_per_token=kv_bytes,
+        num_layers=len(shapes),
+        num_q_heads=config["num_attention_heads"],
+        num_kv_heads=full.num_kv_heads,
+        head_dim=full.head_dim,
+        kv_format=full.format,
+        kv_bytes_per_token=kv_bits / 8,
         weights_bytes=sum(array.nbytes for _, array in tree_flatten(module.parameters())),
-        fingerprint=fingerprint(folder, KV_FORMAT),
+        fingerprint=fingerprint(folder, full.format),
         device=_device_name(on_cpu),
     )
-    head = body.embed_tokens.as_linear if args.tie_word_embeddings else module.lm_head
     return Model(
-        embed=body.embed_tokens,
-        layers=list(body.layers),
-        norm=body.norm,
-        head=head,
+        embed=parts.embed,
+        layers=parts.layers,
+        norm=parts.norm,
+        head=parts.head,
+        shapes=shapes,
         tokenizer=tokenizer,
         eos_token_ids=frozenset(tokenizer.eos_token_ids),
-        num_kv_heads=num_kv_heads,
-        head_dim=dim,
-        dtype=body.norm.weight.dtype,
+        dtype=parts.dtype,
         card=card,
         config=config,
         folder=folder,

@@ -1,8 +1,9 @@
 """The two stages of prefill.
 
 Stage one runs the reusable prefix layer by layer: all chunks pass through one layer with exact keys and
-values, which are then encoded into blocks. Stage two runs what follows against the decoded blocks,
-whether they were just made or restored, so a cold and a restored run are the same computation.
+values, which are then encoded into blocks; a layer with a window holds no more than that. Stage two runs what
+follows against the decoded blocks, whether they were just made or restored, so a cold and a restored run are
+the same computation.
 """
 
 from __future__ import annotations
@@ -11,9 +12,18 @@ import mlx.core as mx
 import numpy as np
 
 from kernels import encode
-from worker.engine.kv_cache import SINK_TOKENS, CompressedLayer, ExactLayer, KVCache, blocks_end, with_room
+from worker.engine.kv_cache import (
+    SINK_TOKENS,
+    BorrowedLayer,
+    CompressedLayer,
+    ExactLayer,
+    KVCache,
+    blocks_end,
+    with_room,
+)
 from worker.engine.model import Model
 from worker.engine.report import Report
+from worker.engine.window import WindowLayer
 
 CHUNK_TOKENS = 2048
 """Tokens in one prefill step: the grain of progress and cancel."""
@@ -35,19 +45,24 @@ def prefill_prefix(model: Model, cache: KVCache, tokens: np.ndarray, num_spare: 
     ids = mx.array(tokens[start:])[None]
     bounds = _chunks(end - start)
     hidden = [model.embed(ids[:, a:b]) for a, b in bounds]
-    for index, (layer, compressed) in enumerate(zip(model.layers, cache.layers, strict=True)):
-        exact = ExactLayer(end, cache.num_kv_heads, cache.head_dim, cache.dtype)
-        if start:
-            exact.seed(*compressed.decoded())
-        for i, (_, chunk_end) in enumerate(bounds):
+    # What the last layers compute is asked for by nobody if they keep nothing of their own.
+    num_layers = max(i for i, kept in enumerate(cache.layers) if not isinstance(kept, BorrowedLayer)) + 1
+    for index in range(num_layers):
+        layer, kept = model.layers[index], cache.layers[index]
+        assert not isinstance(kept, BorrowedLayer), f"layer {index} borrows before one that does not"
+        exact: ExactLayer | WindowLayer = kept if isinstance(kept, WindowLayer) else _exact(kept, start, end)
+        for i, (a, b) in enumerate(bounds):
             report.check()
-            hidden[i] = layer(hidden[i], mask="causal", cache=exact)
-            mx.eval(hidden[i], exact.keys, exact.values)
+            hidden[i] = layer(hidden[i], ids[:, a:b], exact)
+            mx.eval(hidden[i], exact.arrays())
             # Every layer counts as its share of the tokens, so the bar moves evenly.
-            num_done = ((end - start) * index + chunk_end) // len(model.layers)
+            num_done = ((end - start) * index + b) // num_layers
             report.progress("prefill", start + num_done, end, start)
-        _compress(exact, compressed, start, num_spare)
-        mx.eval(compressed.arrays())
+        if isinstance(exact, WindowLayer):
+            exact.end_prefix()
+        elif isinstance(kept, CompressedLayer):
+            _compress(exact, kept, start, num_spare)
+        mx.eval(kept.arrays())
     mx.clear_cache()
 
 
@@ -65,7 +80,7 @@ def prefill_suffix(
         report.check()
         h = model.embed(ids[:, a:b])
         for layer, layer_cache in zip(model.layers, cache.layers, strict=True):
-            h = layer(h, mask="causal", cache=layer_cache)
+            h = layer(h, ids[:, a:b], layer_cache)
         mx.eval(h, cache.arrays())
         report.progress("prefill", start + b, start + len(tokens), cached_tokens)
     return model.logits(h)
@@ -77,11 +92,19 @@ def _chunks(num_tokens: int) -> list[tuple[int, int]]:
     return [(a, min(a + step, num_tokens)) for a in range(0, num_tokens, step)]
 
 
+def _exact(compressed: CompressedLayer, start: int, end: int) -> ExactLayer:
+    """A layer with room for `end` exact tokens, and what is known of the first `start`."""
+    exact = ExactLayer(end, compressed.shape, compressed.dtype)
+    if start:
+        exact.seed(*compressed.decoded())
+    return exact
+
+
 def _compress(exact: ExactLayer, compressed: CompressedLayer, start: int, num_spare: int) -> None:
     """Encode what the exact layer holds beyond `start` and hand it to the compressed one."""
     k, v = exact.keys[0], exact.values[0]  # (H, T, D)
     first = max(start, SINK_TOKENS)
-    tiles = encode(k[:, first:], v[:, first:])
+    tiles = encode(k[:, first:], v[:, first:], compressed.shape.format)
     sinks = k[:, :SINK_TOKENS], v[:, :SINK_TOKENS]
     if start:
         tiles = mx.concatenate([compressed.tiles[: compressed.num_blocks], tiles])

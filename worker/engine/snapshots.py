@@ -1,4 +1,8 @@
-"""Moves a prefix's KV between memory and the snapshot store. The only place that knows both."""
+"""Moves a prefix's KV between memory and the snapshot store. The only place that knows both.
+
+Layers that see a window only have no blocks. What they hold at a prefix's end is attached to its last block,
+so a prefix is restored up to the longest block that has it.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +12,15 @@ from collections.abc import Sequence
 import mlx.core as mx
 import numpy as np
 
-from cache_store import BadBlock, BlockKey, Section, SnapshotStore, chain_keys
+from cache_store import BadBlock, BlockKey, Section, SnapshotStore, attach, attached, chain_keys
 from kernels import BLOCK_TOKENS, from_canonical, to_canonical
-from worker.engine.kv_cache import SINK_TOKENS, KVCache, blocks_end, whole_blocks
+from worker.engine.kv_cache import SINK_TOKENS, CompressedLayer, KVCache, blocks_end, whole_blocks
 from worker.engine.report import Report
+from worker.engine.window import WindowLayer
 
 SAVED_TOGETHER = 16
 """Blocks put into canonical order at a time: where that is a copy, it must not be one of the whole cache."""
+_WINDOWS = "windows"
 
 
 class Prefix:
@@ -33,78 +39,123 @@ def num_common(a: Sequence[BlockKey], b: Sequence[BlockKey]) -> int:
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
+def num_restorable(store: SnapshotStore, prefix: Prefix, with_windows: bool) -> int:
+    """How many of the prefix's first blocks the store can bring back.
+
+    Args:
+        with_windows: whether the model needs the windows at their end too.
+    """
+    num_blocks = store.match(prefix.keys, prefix.blocks)
+    if with_windows:
+        having = {entry.parent for entry in store.entries() if entry.attached == _WINDOWS}
+        while num_blocks and prefix.keys[num_blocks - 1] not in having:
+            num_blocks -= 1
+    return num_blocks
+
+
 def restore(
     store: SnapshotStore, prefix: Prefix, num_blocks: int, cache: KVCache, num_spare: int, report: Report
 ) -> tuple[int, bool]:
-    """Read the first `num_blocks` blocks into `cache`.
+    """Read the first `num_blocks` blocks into `cache`, and the windows at their end.
 
-    A block that turns out bad ends the prefix there: what stands before it is kept.
+    A block that turns out bad ends the prefix there: what stands before it is kept, if no window is missing.
 
     Returns:
         how many blocks the cache holds now, and whether all of them are exact.
     """
-    num_layers, heads, dim = len(cache.layers), cache.num_kv_heads, cache.head_dim
-    words = cache.layers[0].tiles.shape[2]
-    shape = (num_blocks + num_spare, heads, words)
-    tiles = [mx.zeros(shape, mx.uint32) for _ in range(num_layers)]
-    sinks = mx.zeros((num_layers, 2, heads, SINK_TOKENS, dim), mx.float16)
+    layers = cache.compressed
+    tiles = [mx.zeros((num_blocks + num_spare, *layer.tiles.shape[1:]), mx.uint32) for layer in layers]
+    sinks = [_dense(layer, SINK_TOKENS) for layer in layers]
     mx.eval(tiles, sinks)
     # numpy sees MLX's own memory here: the file is read to the place where the kernel wants it.
     tile_views = [np.array(t, copy=False) for t in tiles]
-    sink_view = np.array(sinks, copy=False)
+    sink_views = [np.array(s, copy=False) for s in sinks]
     exact = True
     num_read = 0
     for i, key in enumerate(prefix.keys[:num_blocks]):
         report.check()
         into = [_bytes(view[i]) for view in tile_views]
         if i == 0:
-            into.append(_bytes(sink_view))
+            into += [_bytes(view) for view in sink_views]
         try:
             exact &= store.read(key, into).exact
         except BadBlock:
             break
         num_read += 1
         report.progress("restore", blocks_end(num_read), len(prefix.tokens), blocks_end(num_read))
-    del tile_views, sink_view
+    del tile_views, sink_views
+    if num_read and cache.windows and not _restore_windows(store, prefix, num_read, cache):
+        return 0, True
     if num_read:
-        for layer, layer_tiles, (k, v) in zip(cache.layers, tiles, sinks, strict=True):
-            layer.set_prefix(k, v, from_canonical(layer_tiles, dim), num_read)
+        for layer, layer_tiles, (k, v) in zip(layers, tiles, sinks, strict=True):
+            shape = layer.shape
+            layer.set_prefix(k, v, from_canonical(layer_tiles, shape.head_dim, shape.format), num_read)
         mx.eval(cache.arrays())
     return num_read, exact
 
 
+def _restore_windows(store: SnapshotStore, prefix: Prefix, num_blocks: int, cache: KVCache) -> bool:
+    """Read the windows after `num_blocks` blocks; whether they are there."""
+    found = attached(store, prefix.keys[num_blocks - 1], _WINDOWS)
+    if found is None:
+        return False
+    info, buffers = found
+    for window, section, data in zip(cache.windows, info.sections, buffers, strict=True):
+        k, v = mx.array(np.frombuffer(data, np.float16).reshape(section.shape))
+        window.set_prefix(k, v, blocks_end(num_blocks))
+    return True
+
+
 def save(store: SnapshotStore, prefix: Prefix, cache: KVCache, first: int, exact: bool, model_id: str) -> int:
-    """Write the prefix's blocks from `first` on; return how many are stored now.
+    """Write the prefix's blocks from `first` on, and its windows; return how many blocks are stored now.
 
     It ends at the first block that finds no room: one whose parent is missing could never be matched.
     """
-    shape = tuple(cache.layers[0].tiles.shape[1:])
+    layers = cache.compressed
     num_stored = 0
     for i in range(first, prefix.num_blocks):
         if num_stored % SAVED_TOGETHER == 0:
             tiles = _canonical(cache, i)
         sections = [
-            Section(f"layer.{n}", "uint32", shape, _bytes(t[num_stored % SAVED_TOGETHER]))
+            Section(f"layer.{n}", "uint32", t.shape[1:], _bytes(t[num_stored % SAVED_TOGETHER]))
             for n, t in enumerate(tiles)
         ]
         if i == 0:
-            stacked = mx.stack([mx.stack([c.sinks_k, c.sinks_v]) for c in cache.layers]).astype(mx.float16)
-            mx.eval(stacked)
-            sections.append(Section("sinks", "float16", stacked.shape, _bytes(np.array(stacked, copy=False))))
+            sections += _dense_sections("sinks", [(layer.sinks_k, layer.sinks_v) for layer in layers])
         meta = {"model": model_id, "first_token": blocks_end(i), "block_tokens": BLOCK_TOKENS}
         parent = prefix.keys[i - 1] if i else None
         if not store.write(prefix.keys[i], parent, prefix.blocks[i], sections, exact, meta):
             break
         num_stored += 1
+    if cache.windows and first + num_stored == prefix.num_blocks:
+        last = store.info(prefix.keys[-1])
+        # Where the disk holds a better block than ours, windows computed with ours would not fit it.
+        if last and last.exact == exact:
+            sections = _dense_sections("window", [(w.prefix_k, w.prefix_v) for w in cache.windows])
+            attach(store, prefix.keys[-1], _WINDOWS, sections, {"block_tokens": BLOCK_TOKENS})
     return num_stored
 
 
 def _canonical(cache: KVCache, first: int) -> list[np.ndarray]:
     """Some blocks of every layer from `first` on as the disk has them, (n, num_kv_heads, tile_words) each."""
     some = slice(first, first + SAVED_TOGETHER)
-    canonical = [to_canonical(layer.tiles[some], cache.head_dim) for layer in cache.layers]
+    canonical = [to_canonical(c.tiles[some], c.shape.head_dim, c.shape.format) for c in cache.compressed]
     mx.eval(canonical)
     return [np.array(tiles, copy=False) for tiles in canonical]
+
+
+def _dense(layer: CompressedLayer | WindowLayer, num_tokens: int) -> mx.array:
+    """Room for keys and values (2, num_kv_heads, num_tokens, head_dim), as they are stored."""
+    return mx.zeros((2, layer.shape.num_kv_heads, num_tokens, layer.shape.head_dim), mx.float16)
+
+
+def _dense_sections(name: str, pairs: Sequence[tuple[mx.array, mx.array]]) -> list[Section]:
+    stacked = [mx.stack([k, v]).astype(mx.float16) for k, v in pairs]
+    mx.eval(stacked)
+    return [
+        Section(f"{name}.{n}", "float16", x.shape, _bytes(np.array(x, copy=False)))
+        for n, x in enumerate(stacked)
+    ]
 
 
 def _bytes(array: np.ndarray) -> memoryview:

@@ -13,7 +13,7 @@ import mlx.core as mx
 import numpy as np
 
 from worker.engine.decode import forward
-from worker.engine.kv_cache import KVCache, blocks_end, whole_blocks
+from worker.engine.kv_cache import blocks_end, whole_blocks
 from worker.engine.model import Model
 from worker.engine.prefill import prefill_prefix, prefill_suffix
 from worker.engine.prompt import Prompt
@@ -71,7 +71,7 @@ def num_near_ties(model: Model, prompts: Sequence[Prompt], these, those) -> int:
 
 def top_two_gap(model: Model, prompt: Prompt, answer: Sequence[int]) -> float:
     """By how much the likeliest token leads after `answer`, computed one token at a time."""
-    cache = KVCache(len(model.layers), model.num_kv_heads, model.head_dim, model.dtype)
+    cache = model.new_cache()
     num_prefix = blocks_end(whole_blocks(prompt.document_end))
     if num_prefix:
         prefill_prefix(model, cache, prompt.tokens[:num_prefix], 1, Silent())

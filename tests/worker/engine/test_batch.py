@@ -167,7 +167,7 @@ def test_more_questions_than_the_memory_holds_wait_for_a_row(model, document):
     num_suffix = max(len(p.tokens) for p in prompts) - 320
     limit = 10**12
     needed = limit - require_memory("m", model.config, 320 + num_suffix + 12, limit, num_suffix, 12)
-    row = 2 * 256 * model.num_kv_heads * model.head_dim * 4 * len(model.layers)
+    row = model.new_cache().dense_bytes(256)
     few = Engine(model, None, memory_bytes=needed + 2 * row).answer(documents, wanted())
     num_steps = order[: order.index(("prefill", 2))].count(("decode", 0))
     assert num_steps >= min(output.usage.output_tokens for output in few[:2]) > 3

@@ -16,8 +16,10 @@ from worker.engine.kv_cache import (
     whole_blocks,
     with_room,
 )
+from worker.engine.shapes import LayerShape
 
 HEADS, DIM = 2, 64
+SHAPE = LayerShape(HEADS, DIM)
 
 
 def tokens(n, seed=0):
@@ -39,14 +41,14 @@ def feed(layer, k, v, step):
 def held(layer):
     """Everything the layer holds, as dense keys and values."""
     k, v = layer.decoded()
-    tail_k, tail_v = layer._tail()
+    tail_k, tail_v = layer.tail()
     return mx.concatenate([k, tail_k[0]], axis=1), mx.concatenate([v, tail_v[0]], axis=1)
 
 
 @pytest.mark.parametrize("step", [16, 17, 512])
 @pytest.mark.parametrize("num_tokens", [1, 191, 2048, 2100, 2200, 2700])
 def test_a_tail_over_its_limit_settles_into_sinks_and_blocks(num_tokens, step):
-    layer = CompressedLayer(HEADS, DIM, mx.float32)
+    layer = CompressedLayer(SHAPE, mx.float32)
     k, v = tokens(num_tokens)
     feed(layer, k, v, step)
     before = layer._num_tail
@@ -67,7 +69,7 @@ def test_a_tail_over_its_limit_settles_into_sinks_and_blocks(num_tokens, step):
 @pytest.mark.parametrize("step", [1, 16, 200])
 def test_attention_covers_exactly_the_tokens_so_far(step):
     """Without a prefix the cache is dense up to the tail's limit: ordinary causal attention."""
-    layer = CompressedLayer(HEADS, DIM, mx.float32)
+    layer = CompressedLayer(SHAPE, mx.float32)
     k, v = tokens(700)
     q, out = feed(layer, k, v, step)
     expected = mx.fast.scaled_dot_product_attention(q, k, v, scale=0.125, mask="causal")
@@ -75,7 +77,7 @@ def test_attention_covers_exactly_the_tokens_so_far(step):
 
 
 def test_the_tails_buffer_begins_small_and_moves_seldom():
-    layer = CompressedLayer(HEADS, DIM, mx.float32)
+    layer = CompressedLayer(SHAPE, mx.float32)
     k, v = tokens(TAIL_TOKENS)
     rooms = []
     for a in range(0, TAIL_TOKENS, 16):
@@ -88,7 +90,7 @@ def test_the_tails_buffer_begins_small_and_moves_seldom():
 
 
 def test_dropped_tokens_leave_no_trace():
-    one, other = (CompressedLayer(HEADS, DIM, mx.float32) for _ in range(2))
+    one, other = (CompressedLayer(SHAPE, mx.float32) for _ in range(2))
     k, v = tokens(300)
     feed(one, k, v, 20)
     feed(one, *tokens(9, seed=4), 9)
@@ -101,7 +103,7 @@ def test_dropped_tokens_leave_no_trace():
 
 
 def test_no_more_than_the_tail_can_be_dropped():
-    cache = KVCache(2, HEADS, DIM, mx.float32)
+    cache = KVCache([SHAPE] * 2, mx.float32)
     for layer in cache.layers:
         feed(layer, *tokens(TAIL_TOKENS + 200), 512)
         feed(layer, *tokens(1), 1)
@@ -116,7 +118,7 @@ def test_no_more_than_the_tail_can_be_dropped():
 def test_attention_behind_a_prefix_reads_the_decoded_blocks(step):
     k, v = tokens(SINK_TOKENS + 3 * BLOCK_TOKENS)
     tiles = encode(k[0, :, SINK_TOKENS:], v[0, :, SINK_TOKENS:])
-    layer = CompressedLayer(HEADS, DIM, mx.float32)
+    layer = CompressedLayer(SHAPE, mx.float32)
     layer.set_prefix(k[0, :, :SINK_TOKENS], v[0, :, :SINK_TOKENS], with_room(tiles, 1), 3)
     new_k, new_v = tokens(80, seed=1)
     q, out = feed(layer, new_k, new_v, step)
@@ -134,7 +136,7 @@ def test_attention_behind_a_prefix_reads_the_decoded_blocks(step):
 
 def test_rewinding_gives_the_same_attention_again():
     k, v = tokens(SINK_TOKENS + 2 * BLOCK_TOKENS)
-    layer = CompressedLayer(HEADS, DIM, mx.float32)
+    layer = CompressedLayer(SHAPE, mx.float32)
     tiles = encode(k[0, :, SINK_TOKENS:], v[0, :, SINK_TOKENS:])
     layer.set_prefix(k[0, :, :SINK_TOKENS], v[0, :, :SINK_TOKENS], tiles, 2)
     new_k, new_v = tokens(2300, seed=3)
@@ -147,7 +149,7 @@ def test_rewinding_gives_the_same_attention_again():
 
 
 def test_rewinding_to_nothing_forgets_the_sinks():
-    layer = CompressedLayer(HEADS, DIM, mx.float32)
+    layer = CompressedLayer(SHAPE, mx.float32)
     feed(layer, *tokens(2400), 800)
     feed(layer, *tokens(1), 1)
     assert layer.sinks_k.shape[1]
@@ -156,7 +158,7 @@ def test_rewinding_to_nothing_forgets_the_sinks():
 
 
 def test_a_sink_is_rounded_as_it_is_stored():
-    layer = CompressedLayer(HEADS, DIM, mx.float32)
+    layer = CompressedLayer(SHAPE, mx.float32)
     k, v = tokens(2100)
     feed(layer, k, v, 1050)
     feed(layer, *tokens(1), 1)
@@ -173,7 +175,7 @@ def test_blocks_begin_behind_the_sinks(num_tokens, num_blocks):
 
 def test_an_exact_layer_attends_to_all_so_far_and_never_moves_its_buffer():
     """A slice that outlived its step would make each update copy what may be a whole document."""
-    layer = ExactLayer(300, HEADS, DIM, mx.float32)
+    layer = ExactLayer(300, SHAPE, mx.float32)
     k, v = tokens(300)
     q, places = mx.random.normal((1, 3 * HEADS, 300, DIM)), set()
     expected = mx.fast.scaled_dot_product_attention(q, k, v, scale=0.125, mask="causal")
@@ -187,9 +189,7 @@ def test_an_exact_layer_attends_to_all_so_far_and_never_moves_its_buffer():
     assert len(places) == 1
 
 
-@pytest.mark.parametrize(
-    "layer", [ExactLayer(40, HEADS, DIM, mx.float32), CompressedLayer(HEADS, DIM, mx.float32)]
-)
+@pytest.mark.parametrize("layer", [ExactLayer(40, SHAPE, mx.float32), CompressedLayer(SHAPE, mx.float32)])
 def test_sink_logits_take_weight_in_dense_attention(layer):
     k, v = tokens(40)
     q, sinks = mx.random.normal((1, 2 * HEADS, 40, DIM)), mx.array([0.5, -2.0, 30.0, 3.0])
