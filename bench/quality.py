@@ -16,7 +16,8 @@ restored    the blocks went through a snapshot on disk; restored_difference is t
             any logit from the cold run's
 
 `mlx-lm 4-bit` is what mlx_lm's QuantizedKVCache keeps (kv_bits=4, groups of 64), from token 0 on. bits:
-per element of K and V over prefix and suffix, with scales, means, sinks and tail, dense ones at 16.
+per element of K and V over prefix and suffix, with scales, means, sinks and tail, dense ones at 16; of the
+layers that see everything. Layers that see a window are dense in every run; mlx_lm cannot quantise them.
 
 Prints a table and one JSON line; the line is kept in bench/results/quality.<model>.<longest prefix>.json,
 and a plot of that prefix beside it.
@@ -25,13 +26,13 @@ and a plot of that prefix beside it.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import platform
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,7 @@ from bench.teacher_forced import Window, as_float16, as_mlx, as_tiles  # noqa: E
 from cache_store import SnapshotStore  # noqa: E402
 from kernels import BLOCK_TOKENS, FORMATS, TileLayout  # noqa: E402
 from worker.engine.kv_cache import SINK_TOKENS, KVCache  # noqa: E402
-from worker.engine.model import KV_FORMAT, Model, load  # noqa: E402
+from worker.engine.model import Model, load  # noqa: E402
 
 PEER = "mlx-lm 4-bit"
 ALL_TEXTS = "all"
@@ -59,7 +60,7 @@ SETTINGS = ("deployment", "stress")
 SEED = 0
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Case:
     """One way to hold the KV."""
 
@@ -69,7 +70,7 @@ class Case:
     restored: bool = False
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Run:
     case: Case
     logits: np.ndarray
@@ -99,17 +100,16 @@ def runs(
 
 
 def tile_runs(model: Model, window: Window, format: Any, settings: list[str], folder: Path) -> Iterator[Run]:
-    layout = TileLayout(model.head_dim, format)
+    layout = TileLayout(full_head_dim(model), format)
     if "deployment" in settings:
         bits = bits_per_element(window, layout)
-        if format == KV_FORMAT:
-            cold, fresh = make_cache(model), make_cache(model)
-            logits = teacher_forced.layer_major(model, window, cold)
-            yield Run(Case(format, "layer-major", "deployment"), logits, bits)
-            teacher_forced.through_disk(window, cold, fresh, SnapshotStore(folder, 1 << 50, 0))
-            again = teacher_forced.suffix(model, window, fresh)
-            apart = float(np.abs(again - logits).max())
-            yield Run(Case(format, "layer-major", "deployment", True), again, bits, apart)
+        cold, fresh = make_cache(model, format), make_cache(model, format)
+        logits = teacher_forced.layer_major(model, window, cold)
+        yield Run(Case(format, "layer-major", "deployment"), logits, bits)
+        teacher_forced.through_disk(window, cold, fresh, SnapshotStore(folder, 1 << 50, 0))
+        again = teacher_forced.suffix(model, window, fresh)
+        apart = float(np.abs(again - logits).max())
+        yield Run(Case(format, "layer-major", "deployment", True), again, bits, apart)
         logits = teacher_forced.chunk_major(model, window, as_tiles(format), SINK_TOKENS, window.num_coded)
         yield Run(Case(format, "chunk-major", "deployment"), logits, bits)
     if "stress" in settings:
@@ -117,8 +117,13 @@ def tile_runs(model: Model, window: Window, format: Any, settings: list[str], fo
         yield Run(Case(format, "chunk-major", "stress"), logits, layout.bits_per_element)
 
 
-def make_cache(model: Model) -> KVCache:
-    return KVCache(len(model.layers), model.num_kv_heads, model.head_dim, model.dtype)
+def make_cache(model: Model, format: Any) -> KVCache:
+    return KVCache([dataclasses.replace(shape, format=format) for shape in model.shapes], model.dtype)
+
+
+def full_head_dim(model: Model) -> int:
+    """Of the layers that see everything, which are those that a format is for."""
+    return next(shape.head_dim for shape in model.shapes if shape.window is None)
 
 
 def bits_per_element(window: Window, layout: TileLayout) -> float:

@@ -41,14 +41,19 @@ def write(path: Path, title: str, rows: list[dict[str, Any]]) -> None:
         at = x(bits)
         parts.append(f'<path d="M{at:.1f} {TOP}V{HEIGHT - BOTTOM}" stroke="#eee"/>')
         parts.append(f'<text x="{at:.1f}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">{bits}</text>')
-    for row in rows:
+    taken: list[tuple[float, float]] = []
+    for row in sorted(rows, key=lambda row: -row["kl_mean"]):
         at_x, at_y, colour = x(row["bits"]), y(row["kl_mean"]), COLOURS[row["setting"]]
+        label_y = at_y + 4
+        while any(abs(at_x - a) < 120 and abs(label_y - b) < 11 for a, b in taken):
+            label_y += 1
+        taken.append((at_x, label_y))
         # A filled mark is what a job's own prefill gives.
         fill = colour if row["prefill"] == "layer-major" else "white"
         name = escape(f"{row['format']}, {row['prefill']}")
         parts.append(f'<circle cx="{at_x:.1f}" cy="{at_y:.1f}" r="4" fill="{fill}" stroke="{colour}"/>')
         parts.append(
-            f'<text x="{at_x + 7:.1f}" y="{at_y + 4:.1f}" fill="{colour}" font-size="10">{name}</text>'
+            f'<text x="{at_x + 7:.1f}" y="{label_y:.1f}" fill="{colour}" font-size="10">{name}</text>'
         )
     for i, (setting, colour) in enumerate(COLOURS.items()):
         parts.append(f'<text x="{WIDTH - 90}" y="{TOP + 16 * i}" fill="{colour}">{setting}</text>')

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -15,11 +16,13 @@ import numpy as np
 from cache_store import SnapshotStore
 from kernels import Format, decode, encode
 from worker.engine import snapshots
-from worker.engine.kv_cache import ExactLayer, KVCache, blocks_end, whole_blocks
+from worker.engine.attention import Handle
+from worker.engine.kv_cache import BorrowedLayer, ExactLayer, KVCache, blocks_end, whole_blocks
 from worker.engine.model import Model
 from worker.engine.prefill import prefill_prefix
 from worker.engine.report import Silent
 from worker.engine.snapshots import Prefix
+from worker.engine.window import WindowLayer
 
 CHUNK_TOKENS = 256
 MLX_LM_STEP = 2048
@@ -56,10 +59,16 @@ class CodedLayer(ExactLayer):
 
     codec: Codec | None = None
 
-    def update_and_fetch(self, k: mx.array, v: mx.array):  # type: ignore[no-untyped-def]
+    def update_and_fetch(self, k: mx.array, v: mx.array) -> tuple[Handle, Handle]:
         if self.codec:
             k, v = (x[None] for x in self.codec(k[0], v[0]))
         return super().update_and_fetch(k, v)
+
+    def recode(self, codec: Codec) -> None:
+        """Pass all that is held through `codec`."""
+        k, v = (x[0, :, : self.offset] for x in (self.keys, self.values))
+        self.offset = 0
+        self.seed(*codec(k, v))
 
 
 def as_float16(k: mx.array, v: mx.array) -> tuple[mx.array, mx.array]:
@@ -95,21 +104,20 @@ def chunk_major(model: Model, window: Window, codec: Codec, first: int, last: in
     layers = _layers(model, len(window.fed))
     hidden = []
     for start, end, how in ((0, first, as_float16), (first, last, codec), (last, len(window.fed), None)):
-        for layer in layers:
-            layer.codec = how
-        hidden.append(_advance(model, layers, window.fed[start:end]))
-    return _scores(model, window, mx.concatenate(hidden, axis=1))
+        _code(layers, how)
+        hidden += _advance(model, layers, window.fed[start:end])
+    return _scores(model, window, hidden)
 
 
 def mlx_lm_generate(model: Model, window: Window, codec: Codec) -> np.ndarray:
     """As mlx_lm.generate with quantized_kv_start=0: its first step runs exactly and is coded afterwards."""
     num_first = min(window.num_prefix, MLX_LM_STEP)
-    first = _layers(model, num_first)
-    _advance(model, first, window.fed[:num_first])
     layers = _layers(model, len(window.fed))
-    for layer, known in zip(layers, first, strict=True):
-        layer.seed(*codec(known.keys[0], known.values[0]))
-        layer.codec = codec
+    _advance(model, layers, window.fed[:num_first])
+    for layer in layers:
+        if isinstance(layer, CodedLayer):
+            layer.recode(codec)
+    _code(layers, codec)
     return _scores(model, window, _advance(model, layers, window.fed[num_first:]))
 
 
@@ -133,24 +141,41 @@ def through_disk(window: Window, cache: KVCache, fresh: KVCache, store: Snapshot
         raise RuntimeError(f"{num_read} of {prefix.num_blocks} blocks came back: is the disk full?")
 
 
-def _layers(model: Model, num_tokens: int) -> list[CodedLayer]:
-    return [CodedLayer(num_tokens, model.num_kv_heads, model.head_dim, model.dtype) for _ in model.layers]
+def _layers(model: Model, num_tokens: int) -> list[Any]:
+    """Caches that hold everything, or their window, as it comes: one for each layer of the model."""
+    layers: list[Any] = []
+    for shape in model.shapes:
+        if shape.source is not None:
+            layers.append(BorrowedLayer(layers[shape.source]))
+        elif shape.window:
+            layers.append(WindowLayer(shape, model.dtype))
+        else:
+            layers.append(CodedLayer(num_tokens, shape, model.dtype))
+    return layers
 
 
-def _advance(model: Model, layers: list, tokens: np.ndarray) -> mx.array:
-    """Feed tokens to a model whose layers keep their KV in `layers`: (1, n, hidden)."""
+def _code(layers: list[Any], codec: Codec | None) -> None:
+    """Pass what arrives from here on through `codec`; windows stay exact in every format."""
+    for layer in layers:
+        if isinstance(layer, CodedLayer):
+            layer.codec = codec
+
+
+def _advance(model: Model, layers: list[Any], tokens: np.ndarray) -> list[mx.array]:
+    """Feed tokens to a model whose layers keep their KV in `layers`: hidden states (1, n, width) by chunk."""
     ids = mx.array(tokens)[None]
-    hidden = [mx.zeros((1, 0, model.norm.weight.size), model.dtype)]
+    hidden = []
     for start in range(0, len(tokens), CHUNK_TOKENS):
-        h = model.embed(ids[:, start : start + CHUNK_TOKENS])
+        some = ids[:, start : start + CHUNK_TOKENS]
+        h = model.embed(some)
         for layer, layer_cache in zip(model.layers, layers, strict=True):
-            h = layer(h, mask="causal", cache=layer_cache)
+            h = layer(h, some, layer_cache)
             mx.eval(h)
         hidden.append(h)
-    return mx.concatenate(hidden, axis=1)
+    return hidden
 
 
-def _scores(model: Model, window: Window, hidden: mx.array) -> np.ndarray:
+def _scores(model: Model, window: Window, hidden: list[mx.array]) -> np.ndarray:
     """`Model.logits` gives those of a row's last position: each scored position becomes a row."""
-    rows = hidden[0, -len(window.targets) :, None]
+    rows = mx.concatenate(hidden, axis=1)[0, -len(window.targets) :, None]
     return np.array(model.logits(rows))

@@ -49,9 +49,10 @@ def kl(a, b, window):
 
 def through(model, window, caches, fed):
     """Logits of the model's layers over caches of mlx_lm's own, which its attention reads in its own way."""
-    h = model.embed(mx.array(fed)[None])
+    ids = mx.array(fed)[None]
+    h = model.embed(ids)
     for layer, cache in zip(model.layers, caches, strict=True):
-        h = layer(h, mask="causal", cache=cache)
+        h = layer.args[0](h, mask="causal", cache=cache)
     return np.array(model.head(model.norm(h))[0])[-len(window.targets) :]
 
 
@@ -104,9 +105,9 @@ def test_the_peer_keeps_mlx_lms_codes_and_attends_as_mlx_lm(model, window):
     h = model.embed(mx.array(window.fed)[None])
     for layer in model.layers[:6]:
         theirs = QuantizedKVCache(group_size=64, bits=4)
-        ours = CodedLayer(len(window.fed), model.num_kv_heads, model.head_dim, model.dtype)
+        ours = CodedLayer(len(window.fed), model.shapes[0], model.dtype)
         ours.codec = as_mlx()
-        expected, out = (layer(h, mask="causal", cache=cache) for cache in (theirs, ours))
+        expected, out = (layer.args[0](h, mask="causal", cache=cache) for cache in (theirs, ours))
         for kept, coded in zip((ours.keys, ours.values), theirs.keys_and_values(), strict=True):
             assert mx.array_equal(kept, mx.dequantize(*coded, group_size=64, bits=4))
         assert mx.abs(out - expected).max() < 1e-5 * mx.abs(expected).max()
@@ -175,7 +176,7 @@ def test_every_format_has_its_rows_and_its_bits(rows, model):
     assert len(of) == len(rows)
     num_blocks = (PREFIX - 64) // 128
     for name in FORMATS:
-        tiles = TileLayout(model.head_dim, name).bits_per_element
+        tiles = TileLayout(model.shapes[0].head_dim, name).bits_per_element
         assert of[name, "chunk-major", "stress"]["bits"] == tiles
         dense = PREFIX + SUFFIX - num_blocks * 128
         expected = (num_blocks * 128 * tiles + dense * 16) / (PREFIX + SUFFIX)
