@@ -129,10 +129,14 @@ class SnapshotStore:
     def info(self, key: BlockKey) -> BlockInfo | None:
         """What the block's header says; None for a miss. Reads no payload."""
         try:
-            with self._folder.reading(key) as (_, header):
-                return header.info
+            return self.header_of(key)
         except BadBlock:
             return None
+
+    def header_of(self, key: BlockKey) -> BlockInfo:
+        """As `info`, but raises what is wrong: MissingBlock or another BadBlock."""
+        with self._folder.reading(key) as (_, header):
+            return header.info
 
     def read(self, key: BlockKey, into: Sequence[memoryview]) -> BlockInfo:
         """Fill one buffer per section, in the order they were written, and check every byte.

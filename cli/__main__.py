@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from cli import prefixes
 from cli import up as local
 from cli.client import Client, Job, Refused, Unreachable
 from cli.doctor import examine
@@ -38,6 +39,8 @@ keys = typer.Typer(help="API keys: who may use this API from elsewhere.", no_arg
 app.add_typer(keys, name="keys")
 out = Console()
 err = Console(stderr=True)
+
+app.add_typer(prefixes.app, name="prefixes")
 
 Model = Annotated[str | None, typer.Option(help="Model id; the server's default where absent.")]
 MaxTokens = Annotated[int, typer.Option("--max-tokens", min=1, help="Limit of each answer.")]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, TypeVar
 
 import platformdirs
-from pydantic import AfterValidator, Field, ValidationError
+from pydantic import AfterValidator, ByteSize, Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from jobs.logs import LogFormat
@@ -54,6 +54,13 @@ class SharedSettings(BaseSettings):
     """Folder of model folders, `/` in an id written as `--`."""
     model: str = Field(default_factory=default_model, min_length=1)
     """The model that a worker serves, and of jobs that name none."""
+    snapshots_bytes: ByteSize = ByteSize(20_000_000_000)
+    """Budget of the snapshot store; a number of bytes, or with a unit such as 20GB."""
+
+    @property
+    def snapshots(self) -> Path:
+        """Folder of the snapshot store."""
+        return self.data / "snapshots"
     log_format: LogFormat = Field(default="text", validation_alias="LOG_FORMAT")
 
 

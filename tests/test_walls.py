@@ -16,7 +16,7 @@ MAY_IMPORT = {
     "api": {"jobs", "migrations"},
     "migrations": {"api"},
     "worker": {"kernels", "cache_store", "jobs"},
-    "cli": {"jobs"},
+    "cli": {"jobs", "cache_store"},
     "kernels": set(),
     "cache_store": set(),
     "jobs": set(),

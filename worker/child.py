@@ -154,7 +154,7 @@ def load_engine(settings: Settings) -> Any:
     from jobs.settings import folder_name
     from worker.engine.engine import Engine
 
-    store = SnapshotStore(settings.data / "snapshots", settings.snapshots_bytes)
+    store = SnapshotStore(settings.snapshots, settings.snapshots_bytes)
     folder = settings.models / folder_name(settings.model)
     return Engine.load(folder, settings.model, store, settings.memory_bytes)
 

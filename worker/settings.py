@@ -21,8 +21,6 @@ class Settings(SharedSettings):
     api: Annotated[str, AfterValidator(_http_url)] = "http://127.0.0.1:8321"
     """Base URL from which documents are read."""
     redis_url: RedisUrl = Field(default="redis://127.0.0.1:6379/0", validation_alias="REDIS_URL")
-    snapshots_bytes: ByteSize = ByteSize(20_000_000_000)
-    """Budget of the snapshot store; a number of bytes, or with a unit such as 20GB."""
     memory_bytes: Annotated[ByteSize, Field(gt=0)] | None = None
     """What model and requests may take of the device's memory; all of it where None."""
 

@@ -1,0 +1,336 @@
+"""`longleaf prefixes`: the stored prefixes of this machine's data folder, without a server or a model.
+
+Exit status: 0 ok, 1 something stored is bad, 2 refused or misused.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from cache_store import (
+    BadBlock,
+    BlockKey,
+    CacheStoreError,
+    SnapshotStore,
+    StoredPrefix,
+    chain_of,
+    export_prefixes,
+    import_prefixes,
+    remove_prefix,
+    stored_prefixes,
+    verify,
+)
+from cli.settings import Settings, SettingsError, load_settings
+
+EXIT_BAD, EXIT_REFUSED = 1, 2
+ID_DIGITS = 12
+"""Of an id's 32 digits, as many are printed; any beginning that fits one block alone is accepted."""
+NO_BUDGET = 1 << 62
+"""To look at a store is to evict nothing of it."""
+
+app = typer.Typer(
+    help="Look after the stored prefixes in this machine's data folder.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+out = Console()
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Id = Annotated[str, typer.Argument(help="An id, or its beginning, as `longleaf prefixes list` prints it.")]
+Data = Annotated[Path | None, typer.Option(help="Data folder (LONGLEAF_DATA).")]
+Tenant = Annotated[str | None, typer.Option(help="Only what belongs to this tenant.")]
+
+
+@app.command("list")
+def list_(data: Data = None, tenant: Tenant = None, as_json: AsJson = False) -> None:
+    """List the stored prefixes, the last used first, and what each model takes."""
+    with _store(data) as store:
+        found = [p for p in stored_prefixes(store) if tenant is None or p.tenant == tenant]
+        usage, total_bytes = store.usage(), store.total_bytes
+    if as_json:
+        models = {model: asdict(use) for model, use in usage.items()}
+        _print_json({"prefixes": [_json(p) for p in found], "models": models, "total_bytes": total_bytes})
+        return
+    table = Table("id", "tokens", "size", "own", "saves", "used", "model", "", box=None, pad_edge=False)
+    for p in found:
+        table.add_row(
+            _short(p.key),
+            f"{p.num_tokens:,}",
+            _size(p.disk_bytes),
+            _size(p.own_bytes),
+            f"{p.prefill_s:,.1f} s",
+            _ago(p.used_ns),
+            escape(p.model or "?"),
+            escape(_notes(p)),
+        )
+    out.print(table)
+    for model, use in sorted(usage.items()):
+        out.print(
+            f"{escape(model or '?')}: {use.num_blocks:,} blocks, {_size(use.disk_bytes)}", highlight=False
+        )
+    out.print(f"{_size(total_bytes)} in all", highlight=False)
+
+
+@app.command()
+def show(id: Id, data: Data = None, as_json: AsJson = False) -> None:
+    """Show one prefix and its blocks."""
+    with _store(data) as store:
+        key = _key(store, id)
+        entries = {entry.key: entry for entry in store.entries()}
+        chain = chain_of(entries, key)
+        attached = {e.attached: e.disk_bytes for e in entries.values() if e.attached and e.parent == key}
+        pinned = key in store.pins()
+        info = store.header_of(key)
+    if as_json:
+        blocks = [
+            {"id": e.key.hex, "num_tokens": e.num_tokens, "disk_bytes": e.disk_bytes, "exact": e.exact}
+            for e in chain
+        ]
+        sections = [asdict(section) for section in info.sections]
+        _print_json(
+            {
+                "id": key.hex,
+                "pinned": pinned,
+                "meta": info.meta,
+                "blocks": blocks,
+                "sections": sections,
+                "attached": attached,
+            }
+        )
+        return
+    rows: dict[str, str] = {
+        "id": key.hex,
+        "tokens": f"{sum(e.num_tokens for e in chain):,} in {len(chain):,} blocks",
+        "size": _size(sum(e.disk_bytes for e in chain)),
+        "exact": "yes" if all(e.exact for e in chain) else "continued from decoded blocks",
+        "used": _ago(chain[-1].used_ns),
+        "pinned": "yes" if pinned else "no",
+        "last block": ", ".join(f"{name} {value}" for name, value in info.meta.items()),
+        "sections": f"{len(info.sections)}: {_sections([s.name for s in info.sections])}",
+        "attached": ", ".join(f"{name} {_size(size)}" for name, size in attached.items()) or "nothing",
+    }
+    table = Table(show_header=False, box=None, pad_edge=False)
+    for name, value in rows.items():
+        table.add_row(name, escape(value))
+    out.print(table)
+
+
+@app.command()
+def pin(id: Id, data: Data = None) -> None:
+    """Keep a prefix from eviction until `unpin`."""
+    with _store(data) as store:
+        key = _key(store, id)
+        store.pin(key)
+    print(f"{_short(key)} is pinned")
+
+
+@app.command()
+def unpin(id: Id, data: Data = None) -> None:
+    """Let a prefix be evicted again."""
+    with _store(data) as store:
+        pins = store.pins()
+        matches = [key for key in pins if key.hex.startswith(id.lower())]
+        if len(matches) != 1:
+            pinned = ", ".join(sorted(map(_short, pins))) or "nothing"
+            _refuse(f"{id!r} begins {len(matches)} pinned ids, not one; pinned: {pinned}")
+        store.unpin(matches[0])
+    print(f"{_short(matches[0])} is not pinned any more")
+
+
+@app.command()
+def rm(
+    ids: Annotated[list[str] | None, typer.Argument(help="Ids, or their beginnings.")] = None,
+    tenant: Annotated[str | None, typer.Option(help="Everything that belongs to this tenant.")] = None,
+    data: Data = None,
+) -> None:
+    """Delete prefixes; blocks that other prefixes share stay."""
+    if bool(ids) == (tenant is not None):
+        _refuse("name ids or --tenant, one of them")
+    with _store(data) as store:
+        if tenant is not None:
+            print(f"{store.remove_tenant(tenant):,} blocks deleted")
+            return
+        for key in [_key(store, id) for id in ids or []]:
+            num_removed = remove_prefix(store, key)
+            kept = "" if num_removed else ": every block is shared with another prefix"
+            print(f"{_short(key)}: {num_removed:,} blocks deleted{kept}")
+
+
+@app.command()
+def export(
+    file: Annotated[Path, typer.Argument(help="The file to write; it must not exist.")],
+    ids: Annotated[list[str], typer.Argument(help="Ids, or their beginnings.")],
+    data: Data = None,
+) -> None:
+    """Write prefixes to one file, every byte checked."""
+    with _store(data) as store:
+        if file.exists():
+            _refuse(f"{file} is there already; name another file")
+        num_blocks = export_prefixes(store, [_key(store, id) for id in ids], file)
+    print(f"{num_blocks:,} blocks, {_size(file.stat().st_size)} in {file}")
+
+
+@app.command("import")
+def import_(file: Path, data: Data = None) -> None:
+    """Store the prefixes of an exported file. Import what you trust."""
+    settings = _settings()
+    folder = data / "snapshots" if data else settings.snapshots
+    with _errors():
+        store = SnapshotStore(folder, settings.snapshots_bytes)
+        if store.read_only:
+            _refuse(f"{folder} cannot be written")
+        num_stored = num_refused = 0
+        for _, stored in import_prefixes(store, file):
+            num_stored += stored
+            num_refused += not stored
+    print(f"{num_stored:,} blocks are stored")
+    if num_refused:
+        _say(f"{num_refused:,} blocks found no room in {_size(settings.snapshots_bytes)}")
+        raise typer.Exit(EXIT_BAD)
+
+
+@app.command("verify")
+def verify_(
+    ids: Annotated[
+        list[str] | None, typer.Argument(help="Ids, or their beginnings; all where absent.")
+    ] = None,
+    data: Data = None,
+    as_json: AsJson = False,
+) -> None:
+    """Read every byte again and put bad blocks into quarantine."""
+    with _store(data) as store:
+        keys = None
+        if ids:
+            entries = {entry.key: entry for entry in store.entries()}
+            keys = list({e.key: None for id in ids for e in chain_of(entries, _key(store, id))})
+        num_checked, bad = 0, dict[BlockKey, BadBlock]()
+        for key, error in verify(store, keys):
+            num_checked += 1
+            if error is not None:
+                bad[key] = error
+    if as_json:
+        _print_json({"checked": num_checked, "bad": {key.hex: str(error) for key, error in bad.items()}})
+    else:
+        for error in bad.values():
+            print(error)
+        print(f"{num_checked:,} blocks read, {len(bad):,} bad")
+    if bad:
+        raise typer.Exit(EXIT_BAD)
+
+
+@app.command()
+def gc(data: Data = None) -> None:
+    """Apply the budget, and remove expired checkpoints and what dead writers left."""
+    settings = _settings()
+    folder = _folder(data)
+    before = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    with _errors():
+        store = SnapshotStore(folder, settings.snapshots_bytes)
+        if store.read_only:
+            _refuse(f"{folder} cannot be written")
+    after = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    print(f"{_size(before - after)} freed, {_size(after)} left of {_size(settings.snapshots_bytes)}")
+
+
+@contextmanager
+def _store(data: Path | None) -> Iterator[SnapshotStore]:
+    """The store of the data folder; what goes wrong with it becomes a message and an exit status."""
+    folder = _folder(data)
+    with _errors():
+        yield SnapshotStore(folder, NO_BUDGET, 0)
+
+
+def _folder(data: Path | None) -> Path:
+    folder = data / "snapshots" if data else _settings().snapshots
+    if not folder.is_dir():
+        _refuse(
+            f"{folder} is not there: a worker makes it; --data or LONGLEAF_DATA names another data folder"
+        )
+    return folder
+
+
+@contextmanager
+def _errors() -> Iterator[None]:
+    try:
+        yield
+    except (CacheStoreError, OSError) as error:
+        _refuse(str(error))
+
+
+def _key(store: SnapshotStore, id: str) -> BlockKey:
+    """The block of tokens whose id begins so."""
+    keys = [entry.key for entry in store.entries() if not entry.attached]
+    matches = [key for key in keys if key.hex.startswith(id.lower())]
+    if len(matches) != 1:
+        _refuse(f"{id!r} begins {len(matches)} stored ids, not one; `longleaf prefixes list` prints them")
+    return matches[0]
+
+
+def _settings() -> Settings:
+    try:
+        return load_settings()
+    except SettingsError as error:
+        _refuse(str(error))
+        raise
+
+
+def _refuse(message: str) -> None:
+    _say(message)
+    raise typer.Exit(EXIT_REFUSED)
+
+
+def _say(message: str) -> None:
+    print(f"longleaf: {message}", file=sys.stderr)
+
+
+def _print_json(value: Mapping[str, Any]) -> None:
+    print(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def _json(prefix: StoredPrefix) -> dict[str, Any]:
+    return {"id": prefix.key.hex} | {k: v for k, v in asdict(prefix).items() if k != "key"}
+
+
+def _short(key: BlockKey) -> str:
+    return key.hex[:ID_DIGITS]
+
+
+def _notes(prefix: StoredPrefix) -> str:
+    notes = [] if prefix.whole else ["a block before it is missing"]
+    notes += ["pinned"] * prefix.pinned + ["continued"] * (not prefix.exact)
+    return ", ".join(notes + [f"tenant {prefix.tenant}"] * bool(prefix.tenant))
+
+
+def _sections(names: list[str]) -> str:
+    return ", ".join(names if len(names) <= 4 else [*names[:2], "...", names[-1]])
+
+
+def _size(num_bytes: int) -> str:
+    if num_bytes < 1000:
+        return f"{num_bytes} B"
+    size = float(num_bytes)
+    for unit in ("kB", "MB", "GB"):
+        size /= 1000
+        if size < 1000:
+            return f"{size:.1f} {unit}"
+    return f"{size / 1000:.1f} TB"
+
+
+def _ago(used_ns: int) -> str:
+    seconds = max(time.time() - used_ns / 1e9, 0)
+    for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds // length:.0f} {unit} ago"
+    return f"{seconds:.0f} s ago"
