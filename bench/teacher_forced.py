@@ -72,7 +72,7 @@ class CodedLayer(ExactLayer):
 
 
 def as_float16(k: mx.array, v: mx.array) -> tuple[mx.array, mx.array]:
-    return tuple(x.astype(mx.float16).astype(x.dtype) for x in (k, v))  # type: ignore[return-value]
+    return k.astype(mx.float16).astype(k.dtype), v.astype(mx.float16).astype(v.dtype)
 
 
 def as_tiles(format: Format) -> Codec:
@@ -87,11 +87,11 @@ def as_tiles(format: Format) -> Codec:
 def as_mlx(bits: int = 4, group_size: int = 64) -> Codec:
     """What `mlx_lm`'s QuantizedKVCache keeps."""
 
-    def codec(k: mx.array, v: mx.array) -> tuple[mx.array, mx.array]:
-        how = {"group_size": group_size, "bits": bits}
-        return tuple(mx.dequantize(*mx.quantize(x, **how), **how) for x in (k, v))  # type: ignore[return-value]
+    def coded(x: mx.array) -> mx.array:
+        parts = mx.quantize(x, group_size=group_size, bits=bits)
+        return mx.dequantize(*parts, group_size=group_size, bits=bits)
 
-    return codec
+    return lambda k, v: (coded(k), coded(v))
 
 
 def exact(model: Model, window: Window) -> np.ndarray:
