@@ -43,6 +43,8 @@ def attached(store: SnapshotStore, key: BlockKey, name: str) -> tuple[BlockInfo,
     What was computed with a continued block is a miss once an exact one has replaced that.
     """
     block, child = store.info(key), attached_key(key, name)
+    if not store.match([child], [np.zeros(0, np.uint32)]):  # marks it used, as its block is
+        return None
     info = store.info(child)
     if block is None or info is None or info.exact != block.exact:
         return None

@@ -30,8 +30,9 @@ _BLOCK_NAME = re.compile(r"([0-9a-f]{32})\.llkv")
 _TEMP_NAME = re.compile(r"\.[0-9a-f]{32}\.\d+\.[0-9a-f]+\.tmp")
 _SHARDS = [f"{number:02x}" for number in range(256)]
 _DISK_BLOCK = 4096
-# Prefill seconds per token of a block that does not say.
+# Prefill seconds per token of a block that does not say, and the tokens for which an attachment counts.
 _UNTOLD_TOKEN_S = 0.001
+_ATTACHED_TOKENS = 128
 # A folder changed this recently may change again within one tick of its clock: it is looked at again.
 _UNSETTLED_NS = 2_000_000_000
 
@@ -242,4 +243,4 @@ def _seconds(meta: dict[str, Any], num_tokens: int) -> float:
     value = meta.get("prefill_s")
     if isinstance(value, int | float) and math.isfinite(value) and value > 0:
         return float(value)
-    return _UNTOLD_TOKEN_S * max(num_tokens, 1)
+    return _UNTOLD_TOKEN_S * (num_tokens or _ATTACHED_TOKENS)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -153,11 +153,12 @@ class SnapshotStore:
 
     def read_each(
         self, keys: Sequence[BlockKey], into: Iterable[Sequence[memoryview]]
-    ) -> Iterator[BlockInfo]:
+    ) -> Generator[BlockInfo, None, None]:
         """Read blocks as `read` does, some at a time ahead of the caller, and give them in order.
 
         into: the buffers of each block; asked for shortly before they are filled. Raises what `read`
-        raises, at the block that is bad; the buffers from that block on are undefined then.
+        raises, at the block that is bad; the buffers from that block on are undefined then. Close it before
+        the buffers are used where it was not read to its end.
         """
         pool = ThreadPoolExecutor(_READERS, "snapshots")
         ahead: deque[Future[BlockInfo]] = deque()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -75,3 +76,19 @@ def test_an_attachment_goes_before_its_block(tmp_path: Path) -> None:
         assert put(store, make_chain(1, seed), 0, prefill_s=1e12)
     assert attached(store, CHAIN.keys[0], "self-check") is None
     assert store.match(CHAIN.keys[:1], CHAIN.blocks[:1]) == 1
+
+
+def test_reading_an_attachment_keeps_it_as_its_block_is_kept(tmp_path: Path) -> None:
+    store = SnapshotStore(tmp_path, 4 * 8192, 0, touch_every_s=0)
+    put(store, CHAIN, 0)
+    assert attach(store, CHAIN.keys[0], "windows", SECTIONS, {})
+    stranger = make_chain(1, 1)
+    put(store, stranger, 0)
+    for path in tmp_path.rglob("*.llkv"):
+        os.utime(path, ns=(10**18, 10**18))
+    again = SnapshotStore(tmp_path, 4 * 8192, 0, touch_every_s=0)
+    assert attached(again, CHAIN.keys[0], "windows") is not None
+    for seed in (2, 3):
+        assert put(again, make_chain(1, seed), 0)
+    assert again.match(stranger.keys, stranger.blocks) == 0
+    assert attached(again, CHAIN.keys[0], "windows") is not None

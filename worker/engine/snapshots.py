@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from contextlib import closing, suppress
 
 import mlx.core as mx
 import numpy as np
@@ -72,18 +73,17 @@ def restore(
     sink_views = [np.array(s, copy=False) for s in sinks]
     exact = True
     num_read = 0
-    for i, key in enumerate(prefix.keys[:num_blocks]):
-        report.check()
-        into = [_bytes(view[i]) for view in tile_views]
-        if i == 0:
-            into += [_bytes(view) for view in sink_views]
-        try:
-            exact &= store.read(key, into).exact
-        except BadBlock:
-            break
-        num_read += 1
-        report.progress("restore", blocks_end(num_read), len(prefix.tokens), blocks_end(num_read))
-    del tile_views, sink_views
+    places = (
+        [_bytes(view[i]) for view in tile_views] + [_bytes(view) for view in sink_views if i == 0]
+        for i in range(num_blocks)
+    )
+    with suppress(BadBlock), closing(store.read_each(prefix.keys[:num_blocks], places)) as blocks:
+        for info in blocks:
+            report.check()
+            exact &= info.exact
+            num_read += 1
+            report.progress("restore", blocks_end(num_read), len(prefix.tokens), blocks_end(num_read))
+    del tile_views, sink_views, places
     if num_read and cache.windows and not _restore_windows(store, prefix, num_read, cache):
         return 0, True
     if num_read:
