@@ -1,6 +1,6 @@
 """PREDICTED time of decode attention per layer on Apple GPUs, from counts and published rates; not measured.
 
-    python -m bench.metal_prediction        about a minute; writes bench/results/metal_prediction.json
+    python -m bench.metal_prediction        a minute or two; writes bench/results/metal_prediction.json
 
 The kernels run on the emulated grid (tests/metal), which counts what they do: bytes, loads, collective
 operations, arithmetic. Two contexts give what a block costs and what a split costs before its first block.
@@ -19,7 +19,7 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from kernels import BLOCK_TOKENS, CacheView, TileLayout, codec
+from kernels import BLOCK_TOKENS, FORMATS, CacheView, Format, TileLayout, codec
 from kernels.metal import Launcher, Plan
 from kernels.metal.launcher import row_class
 from tests.metal.as_mlx import EmulatedMetal
@@ -71,21 +71,21 @@ class Costs:
     combine: dict[str, float]
     """Of all rows of the KV head, with the splits of the long context."""
     bytes_per_element: float
-    """Bytes of tiles that lanes asked for per number of K and V; 0.539 stand in memory."""
+    """Bytes of tiles that lanes asked for per number of K and V; of int4c 0.539 stand in memory."""
     bytes_per_load: float
     threadgroup_bytes: int
     num_splits: int
 
 
-def view_of(num_blocks: int, head_dim: int) -> CacheView:
+def view_of(num_blocks: int, head_dim: int, format: Format) -> CacheView:
     mx.random.seed(0)
     shape = (1, num_blocks * BLOCK_TOKENS, head_dim)
-    tiles = codec.encode(mx.random.normal(shape), mx.random.normal(shape))
+    tiles = codec.encode(mx.random.normal(shape), mx.random.normal(shape), format)
     none, one = (
         mx.zeros((1, 0, head_dim), mx.float16),
         mx.random.normal((1, 1, 1, head_dim)).astype(mx.float16),
     )
-    return CacheView(none, none, tiles, num_blocks, one, one)
+    return CacheView(none, none, tiles, num_blocks, one, one, format=format)
 
 
 def instructions(metal: EmulatedMetal, kernel: str) -> Counter[str]:
@@ -98,13 +98,13 @@ def instructions(metal: EmulatedMetal, kernel: str) -> Counter[str]:
     return counts
 
 
-def count(group: int, head_dim: int, num_kv_heads: int) -> Costs:
+def count(group: int, head_dim: int, num_kv_heads: int, format: Format = "int4c") -> Costs:
     metal = EmulatedMetal()
     q = mx.random.normal((1, group, 1, head_dim)).astype(mx.float16)
 
     def run(num_blocks: int, max_splits: int) -> None:
         launcher = Launcher(metal.metal_kernel, Plan(max_splits=max_splits))
-        launcher.decode_attention(q, view_of(num_blocks, head_dim), head_dim**-0.5)
+        launcher.decode_attention(q, view_of(num_blocks, head_dim, format), head_dim**-0.5)
 
     few, many, splits = 16, 80, 5
     run(few, max_splits=splits)
@@ -137,9 +137,9 @@ def cycles(counts: dict[str, float], published: dict[str, float] = PUBLISHED) ->
 
 
 def predict(
-    chip: Chip, costs: Costs, num_q_heads: int, num_kv_heads: int, head_dim: int
+    chip: Chip, costs: Costs, num_q_heads: int, num_kv_heads: int, head_dim: int, format: Format
 ) -> dict[str, object]:
-    floor_bytes = NUM_TOKENS // BLOCK_TOKENS * num_kv_heads * TileLayout(head_dim).tile_bytes
+    floor_bytes = NUM_TOKENS // BLOCK_TOKENS * num_kv_heads * TileLayout(head_dim, format).tile_bytes
     floor_ms = floor_bytes / chip.gigabytes_per_s / 1e6
     partial_ms = 2 * 4 * num_q_heads * costs.num_splits * head_dim / chip.gigabytes_per_s / 1e6
 
@@ -156,6 +156,7 @@ def predict(
     alone_ms = times(PUBLISHED_ALONE)[2]
     return {
         "chip": chip.name,
+        "format": format,
         "num_tokens": NUM_TOKENS,
         "num_q_heads": num_q_heads,
         "num_kv_heads": num_kv_heads,
@@ -177,19 +178,17 @@ def predict(
 def main() -> None:
     rows, counted = [], []
     print("PREDICTION from counts and published rates; no Mac was involved.\n")
-    for num_q_heads, num_kv_heads, head_dim in (
-        (64, 8, 128),
-        (32, 8, 128),
-        (16, 8, 128),
-        (64, 8, 64),
-        (32, 4, 256),
-    ):
+    shapes = [(64, 8, 128), (32, 8, 128), (16, 8, 128), (64, 8, 64), (32, 4, 256)]
+    cases: list[tuple[int, int, int, Format]] = [(*shape, "int4c") for shape in shapes]
+    cases += [(q, 8, 128, format) for format in FORMATS[1:] for q in (64, 16)]
+    for num_q_heads, num_kv_heads, head_dim, format in cases:
         group = num_q_heads // num_kv_heads
-        costs = count(group, head_dim, num_kv_heads)
+        costs = count(group, head_dim, num_kv_heads, format)
         per_token = {k: round(n / BLOCK_TOKENS, 3) for k, n in costs.per_block.items() if n}
         counted.append(
             {
                 "kernel": "split",
+                "format": format,
                 "group": group,
                 "head_dim": head_dim,
                 "row_class": row_class(group, head_dim),
@@ -203,16 +202,21 @@ def main() -> None:
                 "cycles_of_combine": round(cycles(costs.combine)),
             }
         )
-        print(f"{num_q_heads}/{num_kv_heads} heads, D={head_dim}, per token and KV head: {per_token}")
-        rows += [predict(chip, costs, num_q_heads, num_kv_heads, head_dim) for chip in CHIPS]
+        heads = f"{num_q_heads}/{num_kv_heads}"
+        print(f"{format}, {heads} heads, D={head_dim}, per token and KV head: {per_token}")
+        rows += [predict(chip, costs, num_q_heads, num_kv_heads, head_dim, format) for chip in CHIPS]
     print("\nPREDICTED, one layer, 128K tokens (ms)")
-    print("chip      heads     D   floor  arith.  combine    peak  of floor  no overlap  at 85 % of peak")
+    print(
+        "chip      format  heads     D   floor  arith.  combine    peak"
+        "  of floor  no overlap  at 85 % of peak"
+    )
     for r in rows:
         heads = f"{r['num_q_heads']}/{r['num_kv_heads']}"
         print(
-            f"{r['chip']:9} {heads:6} {r['head_dim']:4} {r['floor_ms']:7.3f} {r['arithmetic_ms']:7.3f} "
-            f"{r['combine_ms']:8.4f} {r['predicted_at_peak_ms']:7.3f} {r['of_floor_at_peak']:9.1%} "
-            f"{r['of_floor_at_peak_no_overlap']:11.1%} {r['predicted_ms']:8.3f} {r['of_floor']:6.1%}"
+            f"{r['chip']:9} {r['format']:7} {heads:6} {r['head_dim']:4} {r['floor_ms']:7.3f} "
+            f"{r['arithmetic_ms']:7.3f} {r['combine_ms']:8.4f} {r['predicted_at_peak_ms']:7.3f} "
+            f"{r['of_floor_at_peak']:9.1%} {r['of_floor_at_peak_no_overlap']:11.1%} "
+            f"{r['predicted_ms']:8.3f} {r['of_floor']:6.1%}"
         )
     record = {
         "kind": "prediction",

@@ -2,8 +2,9 @@
 //
 // Owns: ROWS query rows of one KV head x one range. Every simdgroup takes all rows and its part of the range; they
 // merge once at the end.
-// Loads: LANES lanes take a token, a lane N consecutive octets of it (one up to D = 256), so that a simdgroup
-// reads 32 / LANES whole tokens at once. K and V are each dequantised once for all rows.
+// Loads: LANES lanes take a token, a lane N consecutive octets of it, so that a simdgroup reads 32 / LANES whole tokens
+// at once. Up to D = 256 N is 4 / ROWS: wider loads would leave q and O, 16 N ROWS numbers, no room in the 128
+// registers that a lane can have. K and V are each dequantised once for all rows.
 // Per 32 / ROWS tokens: every lane ends with one score (token, row), after a reduction that halves the number of
 // values with every exchange; row = lane % ROWS.
 // Accumulates in float32; m and l of the lane's row, O of all rows at the lane's channels.
@@ -15,10 +16,14 @@ template <typename T, typename C, typename Layout, int ROWS, int SIMDGROUPS>
 struct VectorSplit {
   static constexpr constant int D = Layout::HEAD_DIM;
   static constexpr constant int OCTETS = Layout::OCTETS;
-  static constexpr constant int LANES = OCTETS <= 8 ? 8 : OCTETS <= 16 ? 16 : 32;  // per token
-  static constexpr constant int N = (OCTETS + LANES - 1) / LANES;                  // octets per lane
-  static constexpr constant int TOKENS = 32 / LANES;                               // read at once
-  static constexpr constant int STEPS = LANES / ROWS;                              // such reads per score
+  static constexpr constant int SHARES = OCTETS * ROWS / 4;           // of 4 / ROWS octets, in a token
+  static constexpr constant int LANES = SHARES <= 4 ? 4               // per token
+      : SHARES <= 8                                 ? 8
+      : SHARES <= 16                                ? 16
+                                                    : 32;
+  static constexpr constant int N = (OCTETS + LANES - 1) / LANES;     // octets per lane
+  static constexpr constant int TOKENS = 32 / LANES;                  // read at once
+  static constexpr constant int STEPS = LANES / ROWS;                 // such reads per score
   static constexpr constant int STREAMS = SIMDGROUPS;
   static constexpr constant int CHANNELS = D;
   static constexpr constant int SCRATCH = ROWS * D;
