@@ -1,12 +1,12 @@
 """Answers written together and drafts, beside the same answers one by one and without drafts.
 
-    python -m bench.batch [--model MODEL or FOLDER] [--tokens 2048] [--text FILE] [--questions 8] [--repeats 3]
+    python -m bench.batch [--model MODEL_OR_FOLDER] [--tokens 2048] [--text FILE] [--questions 8]
 
-The document is examples/report.md, or --text, repeated up to --tokens. Ways take turns and times are medians, so
-that whatever else the machine does falls on all. `steps`: one step of n rows of a batch, or of n tokens of one
-answer, beside a step of one token. near_ties: greedy answers that part where the two likeliest logits are closer
-than tests/worker/engine/near_ties.py allows for rounding; any other difference ends the run. Prints tables and
-one JSON line; the line is kept in bench/results/batch.<device>.json.
+The document is examples/report.md, or --text, repeated up to --tokens. Ways take turns and times are medians,
+so that whatever else the machine does falls on all. `steps`: one step of n rows of a batch, or of n tokens of
+one answer, beside a step of one token. near_ties: greedy answers that part where the two likeliest logits are
+closer than tests/worker/engine/near_ties.py allows for rounding; any other difference ends the run. Prints
+tables and one JSON line; the line is kept in bench/results/batch.<device>.json.
 """
 
 from __future__ import annotations
@@ -186,8 +186,8 @@ class Bench:
             "near_ties": self._num_near_ties([instruction], *tokens),
         }
         print(
-            f"drafts, {name:34}{usage.output_tokens:5} tokens, {usage.accepted_tokens}/{usage.drafted_tokens} "
-            f"right, decode {row['plain_decode_s'] / row['drafts_decode_s']:.2f} times as fast",
+            f"drafts, {name:34}{usage.output_tokens:5} tokens, "
+            f"{usage.accepted_tokens}/{usage.drafted_tokens} right, decode {row['plain_decode_s'] / row['drafts_decode_s']:.2f} times as fast",
             flush=True,
         )
         return row
