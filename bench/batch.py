@@ -185,10 +185,10 @@ class Bench:
             "drafts_decode_s": outputs[1][0].timing.decode_s,
             "near_ties": self._num_near_ties([instruction], *tokens),
         }
+        times = row["plain_decode_s"] / row["drafts_decode_s"]
+        right = f"{usage.accepted_tokens}/{usage.drafted_tokens}"
         print(
-            f"drafts, {name:34}{usage.output_tokens:5} tokens, "
-            f"{usage.accepted_tokens}/{usage.drafted_tokens} right, decode {row['plain_decode_s'] / row['drafts_decode_s']:.2f} times as fast",
-            flush=True,
+            f"drafts, {name:34}{usage.output_tokens:5} tokens, {right} right, decode {times:.2f} times faster"
         )
         return row
 

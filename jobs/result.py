@@ -12,7 +12,7 @@ class Usage(BaseModel):
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
-    """Tokens whose KV came from a stored prefix."""
+    """Tokens whose KV was there: from a stored prefix, or from the job's first question."""
     prefilled_tokens: int = 0
     output_tokens: int = 0
     """Thinking's included."""
