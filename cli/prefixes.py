@@ -32,6 +32,7 @@ from cache_store import (
     stored_prefixes,
     verify,
 )
+from cache_store.index import disk_bytes
 from cli.settings import Settings, SettingsError, load_settings
 
 EXIT_BAD, EXIT_REFUSED = 1, 2
@@ -78,7 +79,7 @@ def list_(data: Data = None, tenant: Tenant = None, as_json: AsJson = False) -> 
     out.print(table)
     for model, use in sorted(usage.items()):
         out.print(
-            f"{escape(model or '?')}: {use.num_blocks:,} blocks, {_size(use.disk_bytes)}", highlight=False
+            f"{escape(model or '?')}: {_blocks(use.num_blocks)}, {_size(use.disk_bytes)}", highlight=False
         )
     out.print(f"{_size(total_bytes)} in all", highlight=False)
 
@@ -112,7 +113,7 @@ def show(id: Id, data: Data = None, as_json: AsJson = False) -> None:
         return
     rows: dict[str, str] = {
         "id": key.hex,
-        "tokens": f"{sum(e.num_tokens for e in chain):,} in {len(chain):,} blocks",
+        "tokens": f"{sum(e.num_tokens for e in chain):,} in {_blocks(len(chain))}",
         "size": _size(sum(e.disk_bytes for e in chain)),
         "exact": "yes" if all(e.exact for e in chain) else "continued from decoded blocks",
         "used": _ago(chain[-1].used_ns),
@@ -160,12 +161,12 @@ def rm(
         _refuse("name ids or --tenant, one of them")
     with _store(data) as store:
         if tenant is not None:
-            print(f"{store.remove_tenant(tenant):,} blocks deleted")
+            print(f"{_blocks(store.remove_tenant(tenant))} deleted")
             return
         for key in [_key(store, id) for id in ids or []]:
             num_removed = remove_prefix(store, key)
             kept = "" if num_removed else ": every block is shared with another prefix"
-            print(f"{_short(key)}: {num_removed:,} blocks deleted{kept}")
+            print(f"{_short(key)}: {_blocks(num_removed)} deleted{kept}")
 
 
 @app.command()
@@ -179,7 +180,7 @@ def export(
         if file.exists():
             _refuse(f"{file} is there already; name another file")
         num_blocks = export_prefixes(store, [_key(store, id) for id in ids], file)
-    print(f"{num_blocks:,} blocks, {_size(file.stat().st_size)} in {file}")
+    print(f"{_blocks(num_blocks)}, {_size(file.stat().st_size)} in {file}")
 
 
 @app.command("import")
@@ -195,9 +196,9 @@ def import_(file: Path, data: Data = None) -> None:
         for _, stored in import_prefixes(store, file):
             num_stored += stored
             num_refused += not stored
-    print(f"{num_stored:,} blocks are stored")
+    print(f"{_blocks(num_stored)} stored")
     if num_refused:
-        _say(f"{num_refused:,} blocks found no room in {_size(settings.snapshots_bytes)}")
+        _say(f"{_blocks(num_refused)} found no room in {_size(settings.snapshots_bytes)}")
         raise typer.Exit(EXIT_BAD)
 
 
@@ -225,7 +226,7 @@ def verify_(
     else:
         for error in bad.values():
             print(error)
-        print(f"{num_checked:,} blocks read, {len(bad):,} bad")
+        print(f"{_blocks(num_checked)} read, {len(bad):,} bad")
     if bad:
         raise typer.Exit(EXIT_BAD)
 
@@ -235,13 +236,18 @@ def gc(data: Data = None) -> None:
     """Apply the budget, and remove expired checkpoints and what dead writers left."""
     settings = _settings()
     folder = _folder(data)
-    before = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    before = _disk_bytes(folder)
     with _errors():
         store = SnapshotStore(folder, settings.snapshots_bytes)
         if store.read_only:
             _refuse(f"{folder} cannot be written")
-    after = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    after = _disk_bytes(folder)
     print(f"{_size(before - after)} freed, {_size(after)} left of {_size(settings.snapshots_bytes)}")
+
+
+def _disk_bytes(folder: Path) -> int:
+    """As the store counts: whole pages."""
+    return sum(disk_bytes(path.stat().st_size) for path in folder.rglob("*") if path.is_file())
 
 
 @contextmanager
@@ -315,6 +321,10 @@ def _notes(prefix: StoredPrefix) -> str:
 
 def _sections(names: list[str]) -> str:
     return ", ".join(names if len(names) <= 4 else [*names[:2], "...", names[-1]])
+
+
+def _blocks(num_blocks: int) -> str:
+    return f"{num_blocks:,} block{'s' if num_blocks != 1 else ''}"
 
 
 def _size(num_bytes: int) -> str:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from pathlib import Path
 
@@ -111,11 +112,11 @@ def test_removing_a_prefix_keeps_what_another_shares(
     longleaf: Command, data: Path, chains: list[list[BlockKey]]
 ) -> None:
     first, second, _ = chains
-    assert "1 blocks deleted" in longleaf("rm", first[-1].hex)
+    assert "1 block deleted" in longleaf("rm", first[-1].hex)
     assert {e.key for e in opened(data).entries()} == {*second, chains[2][0]}
     assert "shared with another" in longleaf("rm", second[1].hex)
     assert "4 blocks deleted" in longleaf("rm", second[-1].hex)
-    assert "1 blocks deleted" in longleaf("rm", "--tenant", "anna")
+    assert "1 block deleted" in longleaf("rm", "--tenant", "anna")
     assert opened(data).entries() == []
     assert "one of them" in longleaf("rm", status=2)
 
@@ -128,7 +129,7 @@ def test_an_export_is_imported_elsewhere_byte_for_byte(
     assert "6 blocks" in longleaf("export", str(file), *ids)
     assert "is there already" in longleaf("export", str(file), *ids, status=2)
     elsewhere = Command(tmp_path / "elsewhere")
-    assert "6 blocks are stored" in elsewhere("import", str(file))
+    assert "6 blocks stored" in elsewhere("import", str(file))
     for key in {*chains[0], *chains[1]}:
         assert block_path(elsewhere.data, key).read_bytes() == block_path(data, key).read_bytes()
     listed = json.loads(elsewhere("list", "--json"))["prefixes"]
@@ -225,7 +226,7 @@ def test_an_import_without_room_says_so(
     longleaf("export", str(file), chains[1][-1].hex)
     monkeypatch.setenv("LONGLEAF_SNAPSHOTS_BYTES", str(2 * 8192))
     output = Command(tmp_path / "small")("import", str(file), status=1)
-    assert "2 blocks are stored" in output
+    assert "2 blocks stored" in output
     assert "2 blocks found no room" in output
 
 
@@ -234,3 +235,23 @@ def test_continued_prefixes_are_marked(longleaf: Command, data: Path) -> None:
     (found,) = (p for p in json.loads(longleaf("list", "--json"))["prefixes"] if p["id"] == key.hex)
     assert found["exact"] is False
     assert "continued" in longleaf("list")
+
+
+def test_the_pages_examples_give_what_the_page_shows(
+    data: Path, chains: list[list[BlockKey]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "prefixes.md").read_text()
+    transcripts = re.findall(r"```console\n(.*?)```", page, re.DOTALL)
+    assert len(transcripts) > 3
+    monkeypatch.setenv("LONGLEAF_DATA", str(data))
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.chdir(tmp_path)
+    for step in re.split(r"^\$ longleaf prefixes ", "".join(transcripts), flags=re.MULTILINE)[1:]:
+        command, _, shown = step.partition("\n")
+        output = CliRunner().invoke(prefixes.app, command.split()).output
+        assert plain(output) == plain(shown), command
+
+
+def plain(text: str) -> str:
+    """Without what differs from run to run: the seconds since a use, and spaces at the ends of lines."""
+    return "\n".join(re.sub(r"\d+ s ago", "0 s ago", line).rstrip() for line in text.strip().splitlines())
