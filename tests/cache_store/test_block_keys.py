@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from cache_store import BlockKey, chain_keys
+from cache_store.key import attached_key, checkpoint_part_key
 
 
 def ids(*values: int) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
@@ -64,6 +65,12 @@ def test_keys_are_the_ones_of_format_version_1() -> None:
         "1065a5e273ac3edc8d96dc1989cd3663",
         "bc50fd6122172659b17496e53912cce4",
     ]
+
+
+def test_keys_of_attachments_and_checkpoints_are_the_ones_of_format_version_1() -> None:
+    key = BlockKey(bytes(range(16)))
+    assert attached_key(key, "windows").hex == "0e4020df76b5dce178149d4bce189fa1"
+    assert checkpoint_part_key(key, "layer-00007").hex == "6b5974a4df4a0914e7411386f1a48038"
 
 
 def test_integer_width_does_not_change_a_key() -> None:
