@@ -30,6 +30,7 @@ import dataclasses
 import json
 import os
 import platform
+import shlex
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -252,7 +253,7 @@ def main() -> None:
         },
         "versions": {name: metadata.version(name) for name in ("mlx", "mlx-lm", "numpy")},
         "python": platform.python_version(),
-        "command": " ".join(["python -m bench.quality", *(Path(word).name for word in sys.argv[1:])]),
+        "command": f"python -m bench.quality {shlex.join(Path(word).name for word in sys.argv[1:])}",
         "commit": git("describe", "--always", "--dirty", "--abbrev=12"),
         "seed": SEED,
         "windows_of_each_text": options.windows,
