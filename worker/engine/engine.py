@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
+import mlx.core as mx
 import platformdirs
 
 from cache_store import BlockKey, SnapshotStore
@@ -104,13 +105,16 @@ class Engine:
         store: SnapshotStore | None,
         memory_bytes: int | None = None,
         drafts: DraftPolicy | None = None,
+        run_ahead: bool | None = None,
     ) -> None:
         """
         Args:
             drafts: how far to guess ahead; the device's policy where None.
+            run_ahead: whether steps are asked for before their tokens are read; on a GPU where None.
         """
         self._model = model
         self._drafts = drafts or device_policy()
+        self._runs_ahead = mx.default_device() != mx.Device(mx.cpu) if run_ahead is None else run_ahead
         self._memory_bytes = memory_bytes or device_bytes()
         self._store = store
         self._prompts = PromptBuilder(model.folder, model.tokenizer)
@@ -244,7 +248,7 @@ class Engine:
             answers = [begin(first)]
             policy = self._drafts
             drafter = Drafter(first.prompt.tokens, policy) if policy.longest else None
-            decode_answer(model, cache, answers[0], drafter)
+            decode_answer(model, cache, answers[0], drafter, self._runs_ahead)
         else:
             steps: list[Callable[[], Answer]] = [partial(begin, work) for work in group]
             answers = decode_batch(model, cache, steps, self._max_rows(group, cache))

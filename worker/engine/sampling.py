@@ -61,6 +61,12 @@ class Sampler:
         self._presence = make_presence_penalty(sampling.presence_penalty, 0)
         self._frequency = make_frequency_penalty(sampling.frequency_penalty, 0)
 
+    @property
+    def looks_back(self) -> bool:
+        """Whether a choice depends on the tokens before it, and not on the logits and their number alone."""
+        s = self._sampling
+        return bool(s.repetition_penalty != 1 or s.presence_penalty or s.frequency_penalty)
+
     def choose(self, logits: mx.array, tokens: list[int]) -> mx.array:
         """The token that follows `tokens`, the answer so far; not yet evaluated.
 
