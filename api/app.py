@@ -91,7 +91,13 @@ def create_app(settings: Settings) -> FastAPI:
             commands.close()
             database.close()
 
-    app = FastAPI(title="Longleaf", version="0.1.0", lifespan=lifespan)
+    app = FastAPI(
+        title="Longleaf",
+        version="0.1.0",
+        lifespan=lifespan,
+        redirect_slashes=False,  # a redirect would lead to whatever the Host header says
+        responses=problems.RESPONSES,
+    )
     app.add_middleware(Gate)
     app.add_middleware(AccessLog)
     app.add_middleware(RequestIds)  # around the others: what they refuse or log has an id too
@@ -118,7 +124,9 @@ class RequestIds:
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)["X-Request-ID"] = request_id
+                headers = MutableHeaders(scope=message)
+                headers["X-Request-ID"] = request_id
+                headers["X-Content-Type-Options"] = "nosniff"  # a document is text, whatever it looks like
             await send(message)
 
         await self._app(scope, receive, send_with_id)

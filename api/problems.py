@@ -21,6 +21,30 @@ log = logging.getLogger(__name__)
 _CODES = {404: "not_found", 405: "method_not_allowed", 406: "not_acceptable"}
 
 
+_BODY = {
+    "type": "object",
+    "required": ["type", "title", "status", "detail", "code", "param", "request_id"],
+    "properties": {
+        "type": {"type": "string"},
+        "title": {"type": "string"},
+        "status": {"type": "integer"},
+        "detail": {"type": "string"},
+        "code": {"type": "string"},
+        "param": {"type": ["string", "null"]},
+        "request_id": {"type": ["string", "null"]},
+    },
+}
+RESPONSES: dict[int | str, dict[str, Any]] = {
+    status: {"description": text, "content": {"application/problem+json": {"schema": _BODY}}}
+    for status, text in {
+        "4XX": "Refused; `code` and `detail` say why and what to do.",
+        "503": "Not ready, or too busy just now.",
+        "507": "No room on the disk.",
+    }.items()
+}
+"""What every route may answer besides its own, for OpenAPI."""
+
+
 class ApiError(Exception):
     """A refusal: status, stable code, one sentence that names limit, value and next step.
 
@@ -64,6 +88,11 @@ def problem(request: Request, error: ApiError) -> JSONResponse:
     if request_id is not None:
         headers["X-Request-ID"] = request_id
     return JSONResponse(body, error.status, headers=headers, media_type="application/problem+json")
+
+
+def shown(value: str) -> str:
+    """What a caller wrote, as part of a sentence: cut where it is long, since it may be very long."""
+    return repr(value) if len(value) <= 80 else f"{value[:80]!r}… ({len(value)} characters)"
 
 
 def field_path(loc: Sequence[str | int]) -> str:
@@ -116,8 +145,8 @@ def install(app: FastAPI) -> None:
     async def http(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
         detail = {
-            404: f"there is no route {request.url.path}; /docs lists them",
-            405: f"{request.method} is not possible on {request.url.path}",
+            404: f"there is no route {shown(request.url.path)}; /docs lists them",
+            405: f"{request.method} is not possible on {shown(request.url.path)}",
         }.get(error.status_code, str(error.detail))
         code = _CODES.get(error.status_code, "bad_request" if error.status_code < 500 else "internal_error")
         return problem(request, ApiError(error.status_code, code, detail, headers=error.headers))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import re
@@ -23,6 +24,9 @@ from api.problems import ApiError, from_validation
 ENVELOPE_BYTES = 64 * 1024
 """Multipart boundaries, part headers and the other fields, over the file itself."""
 
+
+STALL_S = 60.0
+"""A body of which nothing comes for so long is given up: it holds a connection and a file."""
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -57,9 +61,17 @@ class Upload:
 
 
 async def bounded(request: Request, limit_bytes: int) -> AsyncGenerator[bytes, None]:
-    """The body, until it grows over the limit: ApiError 413 then, whatever Content-Length said."""
+    """The body, until it grows over the limit (ApiError 413, whatever its length said) or stalls (408)."""
     received = 0
-    async for chunk in request.stream():
+    chunks = request.stream()
+    while True:
+        try:
+            async with asyncio.timeout(STALL_S):
+                chunk = await anext(chunks)
+        except StopAsyncIteration:
+            return
+        except TimeoutError:
+            raise stalled(received) from None
         received += len(chunk)
         if received > limit_bytes:
             raise too_large(limit_bytes, received, at_least=True)
@@ -80,6 +92,16 @@ def too_large(limit_bytes: int, received: int, *, at_least: bool = False) -> Api
         f"the upload has {'at least ' if at_least else ''}{received} bytes and the limit is {limit_bytes}; "
         "split the document or raise LONGLEAF_MAX_UPLOAD_BYTES",
         params={"limit_bytes": limit_bytes, "received_bytes": received},
+    )
+
+
+def stalled(received: int) -> ApiError:
+    return ApiError(
+        408,
+        "stalled",
+        f"nothing came for {STALL_S:g} s after {received} bytes of the body; send it again",
+        headers={"Connection": "close"},
+        params={"received_bytes": received, "limit_s": STALL_S},
     )
 
 

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from api.addresses import may_call
 from api.documents.tokens import ModelFolder
 from api.models import Document
-from api.problems import ApiError
+from api.problems import ApiError, shown
 from api.routes.documents import not_found
 from api.services import Services
 from jobs import Ask, JobSpec, Prompt, WorkerStatus
@@ -68,9 +68,9 @@ def look_up(services: Services, tenant: str, spec: JobSpec) -> Found:
         raise ApiError(
             404,
             "unknown_model",
-            f"there is no model {model!r}; known are {', '.join(models)}",
+            f"there is no model {shown(model)}; known are {', '.join(models)}",
             param="model",
-            params={"model": model, "models": models},
+            params={"model": model[:255], "models": models},
         )
     folder = services.folders.get(model)
     return Found(documents, model, folder, context_tokens(model, folder, workers), workers)

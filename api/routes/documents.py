@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import anyio.to_thread
 from fastapi import APIRouter, Header, Request, Response
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, PlainTextResponse
 
 from api import audit
 from api.documents.pdf import Limits
@@ -19,12 +19,14 @@ from api.gate import CallerDep
 from api.keys import Caller
 from api.limits import OverLimit, too_many_bytes
 from api.models import Document
-from api.problems import ApiError
-from api.routes.job_view import matches
+from api.problems import ApiError, shown
+from api.routes.job_view import NOT_MODIFIED, matches
 from api.routes.paging import After, Limit, iso, page
 from api.services import Services, ServicesDep
 
 router = APIRouter(prefix="/v1/documents", tags=["documents"])
+
+SAME: dict[int | str, dict[str, Any]] = {200: {"description": "The document that has this content already."}}
 
 EAGER_COUNT_CHARS = 4_000_000
 """Longer texts are counted when a job first needs it, not while the upload waits."""
@@ -49,7 +51,7 @@ _UPLOAD_SCHEMA = {
 }
 
 
-@router.post("", status_code=201, openapi_extra=_UPLOAD_SCHEMA)
+@router.post("", status_code=201, responses=SAME, openapi_extra=_UPLOAD_SCHEMA)
 async def add_document(request: Request, services: ServicesDep, caller: CallerDep) -> JSONResponse:
     """Keep a document: 201, or 200 with the document that has the same content already."""
     upload = await read_document(request, services.settings.max_upload_bytes)
@@ -78,7 +80,7 @@ def get_document(document_id: str, services: ServicesDep, caller: CallerDep) -> 
     return _views(services, [document])[0]
 
 
-@router.get("/{document_id}/text")
+@router.get("/{document_id}/text", response_class=PlainTextResponse, responses=NOT_MODIFIED)
 def get_text(
     document_id: str,
     services: ServicesDep,
@@ -123,7 +125,7 @@ def delete_document(document_id: str, services: ServicesDep, caller: CallerDep) 
 
 
 def not_found(document_id: str, param: str | None = None) -> ApiError:
-    return ApiError(404, "document_not_found", f"there is no document {document_id!r}", param=param)
+    return ApiError(404, "document_not_found", f"there is no document {shown(document_id)}", param=param)
 
 
 def _add(services: Services, caller: Caller, upload: Upload | JsonDocument) -> tuple[Document, bool]:

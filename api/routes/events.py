@@ -20,9 +20,21 @@ router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
 PING_S = 15.0
 _BATCH = 256
+_EVENT = {
+    "type": "object",
+    "required": ["id", "event", "data"],
+    "properties": {"id": {"type": "string"}, "event": {"type": "string"}, "data": {"type": "string"}},
+}
 
 
-@router.get("/{job_id}/events")
+@router.get(
+    "/{job_id}/events",
+    response_class=Response,
+    responses={
+        200: {"description": "The events.", "content": {"text/event-stream": {"schema": _EVENT}}},
+        204: {"description": "The job has ended and its last event was seen."},
+    },
+)
 async def stream_events(
     job_id: str,
     services: ServicesDep,

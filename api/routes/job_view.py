@@ -7,9 +7,11 @@ from typing import Any
 from fastapi.responses import JSONResponse
 
 from api.models import Job
-from api.problems import ApiError
+from api.problems import ApiError, shown
 from api.routes.paging import iso
 from jobs import TERMINAL, State
+
+NOT_MODIFIED: dict[int | str, dict[str, Any]] = {304: {"description": "It is as If-None-Match has it."}}
 
 
 def job_view(job: Job) -> dict[str, Any]:
@@ -58,4 +60,4 @@ def respond(job: Job, status: int, headers: dict[str, str] | None = None) -> JSO
 
 
 def not_found(job_id: str) -> ApiError:
-    return ApiError(404, "job_not_found", f"there is no job {job_id!r}")
+    return ApiError(404, "job_not_found", f"there is no job {shown(job_id)}")

@@ -20,7 +20,7 @@ from api.problems import ApiError
 from api.routes import idempotency
 from api.routes.admission import admit
 from api.routes.documents import not_found as document_not_found
-from api.routes.job_view import etag, has_ended, job_view, matches, not_found, respond
+from api.routes.job_view import NOT_MODIFIED, etag, has_ended, job_view, matches, not_found, respond
 from api.routes.paging import After, Limit, page
 from api.routes.spec_body import SPEC_BODY, read_spec
 from api.routes.waiting import MAX_WAIT_S, preferred_wait_s, wait_until
@@ -30,6 +30,7 @@ from jobs import TERMINAL, JobSpec, State
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
+ENDED: dict[int | str, dict[str, Any]] = {200: {"description": "The job, which has ended."}}
 _SPEC_SCHEMA = {
     "parameters": [
         {
@@ -50,7 +51,7 @@ _SPEC_SCHEMA = {
 }
 
 
-@router.post("", status_code=202, openapi_extra=_SPEC_SCHEMA)
+@router.post("", status_code=202, responses=ENDED, openapi_extra=_SPEC_SCHEMA)
 async def create_job(request: Request, services: ServicesDep, caller: CallerDep) -> JSONResponse:
     """Accept a job. It is in the database when this answers and will reach an end whatever happens.
 
@@ -81,7 +82,7 @@ def list_jobs(
     return page(services.jobs.page(caller.tenant, state, limit + 1, after), limit, job_view)
 
 
-@router.get("/{job_id}")
+@router.get("/{job_id}", responses=NOT_MODIFIED)
 async def get_job(
     job_id: str,
     services: ServicesDep,
@@ -106,7 +107,7 @@ async def get_job(
     return respond(job, 200)
 
 
-@router.get("/{job_id}/result")
+@router.get("/{job_id}/result", responses=NOT_MODIFIED)
 def get_result(
     job_id: str,
     services: ServicesDep,

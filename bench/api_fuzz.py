@@ -1,0 +1,129 @@
+"""Generated requests against a real API process, all routes, stateful: no fault, and what the schema says.
+
+    python -m bench.api_fuzz [--requests 10000] [--max-s 3600] [--json bench/results/api_fuzz.json]
+
+A Redis-compatible server and `python -m api` are started on a data folder of their own; schemathesis makes
+requests from /openapi.json, lawful and unlawful ones, and sequences of them, until the number is reached.
+Requests are counted in the API's own log. A fault is a 5xx (a worker's presence is in Redis, so that
+/health/ready is 200), a status or content type that the schema does not have, or a body that is not as it
+says. Jobs end at once: a stand-in for a worker takes them off their queue. Exit status 1 where there was a
+fault. Prints a table and one JSON line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from bench.api_process import make_key, running
+
+RUN_S = 120.0
+CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
+
+
+def requests(log: Path) -> list[dict[str, Any]]:
+    lines = (
+        json.loads(line) for line in log.read_text(errors="replace").splitlines() if line.startswith("{")
+    )
+    return [line for line in lines if line["logger"] == "api.access"]
+
+
+def route(path: str) -> str:
+    """A path with its ids taken out; what is none of ours is `other`."""
+    shown = re.sub(r"^/v1/(documents|jobs)/[^/]+", r"/v1/\1/{id}", path)
+    return shown if re.fullmatch(r"/[a-z0-9/{}._-]{0,60}", shown) else "other"
+
+
+def fuzz(url: str, key: str, seed: int, max_s: float, examples: int, report: Path) -> tuple[int, str]:
+    """One run of schemathesis; its exit status and what it printed."""
+    words = [
+        sys.executable, "-m", "schemathesis.cli", "run", f"{url}/openapi.json", "--checks", CHECKS,
+        "--phases", "examples,coverage,fuzzing,stateful", "--max-examples", str(examples),
+        "--seed", str(seed), "--header", f"Authorization: Bearer {key}",
+        "--continue-on-failure", "--no-shrink", "--suppress-health-check", "all", "--warnings", "off",
+        "--request-timeout", "60", "--max-time", str(max(1, int(max_s))),
+    ]  # fmt: skip
+    done = subprocess.run(words, cwd=report, capture_output=True, text=True)
+    return done.returncode, done.stdout + done.stderr
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--requests", type=int, default=10_000)
+    parser.add_argument("--max-s", type=float, default=3600.0)
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    load_before = os.getloadavg()
+    with tempfile.TemporaryDirectory(prefix="ll-fuzz-", dir="/tmp") as name:
+        folder = Path(name)
+        with running(folder) as service:
+            url, log = service.url, service.log
+            key = make_key(folder)
+            began = time.monotonic()
+            for n in range(3):  # something to find
+                document = httpx.post(f"{url}/v1/documents", json={"name": "a", "text": f"Text {n}."}).json()[
+                    "id"
+                ]
+                body = {"type": "summarize", "documents": [document]}
+                httpx.post(f"{url}/v1/jobs", json=body).raise_for_status()
+            failures, seed = [], 0
+            while (found := requests(log)) is not None and len(found) < given.requests:
+                left_s = given.max_s - (time.monotonic() - began)
+                if left_s <= 0:
+                    break
+                seed += 1
+                # With more time it repeats itself until that is over.
+                status, printed = fuzz(url, key, seed, min(left_s, RUN_S), 40, folder)
+                if status != 0:
+                    failures.append(printed)
+                    if len(failures) == 3:
+                        break
+            found = requests(log)
+    faults = [line for line in found if line["status"] >= 500]
+    by_route: dict[str, Counter[int]] = {}
+    for line in found:
+        by_route.setdefault(f"{line['method']} {route(line['path'])}", Counter())[line["status"]] += 1
+    known = {name: count for name, count in by_route.items() if sum(count.values()) >= 5}
+    report = {
+        "bench": "api_fuzz",
+        "num_requests": len(found),
+        "num_5xx": len(faults),
+        "num_runs": seed,
+        "num_failed_runs": len(failures),
+        "by_status": dict(sorted(Counter(line["status"] for line in found).items())),
+        "by_route": {name: dict(sorted(count.items())) for name, count in sorted(known.items())},
+        "checks": CHECKS.split(","),
+        "seconds": round(time.monotonic() - began, 1),
+        "load_average": [round(load_before[0], 2), round(os.getloadavg()[0], 2)],
+        "schemathesis": version("schemathesis"),
+        "python": platform.python_version(),
+        "cores": os.cpu_count(),
+    }
+    for name, count in sorted(known.items()):
+        print(f"{name:<45}", ", ".join(f"{status}: {n}" for status, n in sorted(count.items())))
+    for line in faults[:5]:
+        print(json.dumps(line))
+    for printed in failures:
+        print(printed)
+    print(json.dumps(report))
+    if given.json:
+        given.json.parent.mkdir(parents=True, exist_ok=True)
+        given.json.write_text(json.dumps(report, indent=1) + "\n")
+    return 1 if faults or failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
