@@ -17,10 +17,9 @@ from cache_store import BadBlock, BlockKey, Section, SnapshotStore, attach, atta
 from kernels import BLOCK_TOKENS, from_canonical, to_canonical
 from worker.engine.kv_cache import SINK_TOKENS, CompressedLayer, KVCache, blocks_end, whole_blocks
 from worker.engine.report import Report
-from worker.engine.window import WindowLayer
 
-SAVED_TOGETHER = 16
-"""Blocks put into canonical order at a time: where that is a copy, it must not be one of the whole cache."""
+MOVED_TOGETHER = 16
+"""Blocks that change order or memory at a time, since a copy must not be one of the whole cache."""
 _WINDOWS = "windows"
 
 
@@ -65,33 +64,91 @@ def restore(
         how many blocks the cache holds now, and whether all of them are exact.
     """
     layers = cache.compressed
-    tiles = [mx.zeros((num_blocks + num_spare, *layer.tiles.shape[1:]), mx.uint32) for layer in layers]
-    sinks = [_dense(layer, SINK_TOKENS) for layer in layers]
-    mx.eval(tiles, sinks)
-    # numpy sees MLX's own memory here: the file is read to the place where the kernel wants it.
-    tile_views = [np.array(t, copy=False) for t in tiles]
-    sink_views = [np.array(s, copy=False) for s in sinks]
+    room = _InPlace if reads_host_memory() else _Staged
+    tiles = room(layers, num_blocks, num_spare)
+    sinks = [np.zeros(_dense_shape(layer, SINK_TOKENS), np.float16) for layer in layers]
     exact = True
     num_read = 0
     places = (
-        [_bytes(view[i]) for view in tile_views] + [_bytes(view) for view in sink_views if i == 0]
-        for i in range(num_blocks)
+        tiles.place(i) + [_bytes(layer_sinks) for layer_sinks in sinks if i == 0] for i in range(num_blocks)
     )
     with suppress(BadBlock), closing(store.read_each(prefix.keys[:num_blocks], places)) as blocks:
         for info in blocks:
             report.check()
             exact &= info.exact
             num_read += 1
+            tiles.read(num_read)
             report.progress("restore", blocks_end(num_read), len(prefix.tokens), blocks_end(num_read))
-    del tile_views, sink_views, places
+    del places
     if num_read and cache.windows and not _restore_windows(store, prefix, num_read, cache):
         return 0, True
     if num_read:
-        for layer, layer_tiles, (k, v) in zip(layers, tiles, sinks, strict=True):
-            shape = layer.shape
-            layer.set_prefix(k, v, from_canonical(layer_tiles, shape.head_dim, shape.format), num_read)
+        for layer, layer_tiles, layer_sinks in zip(layers, tiles.finish(num_read), sinks, strict=True):
+            k, v = mx.array(layer_sinks)
+            layer.set_prefix(k, v, layer_tiles, num_read)
         mx.eval(cache.arrays())
     return num_read, exact
+
+
+def reads_host_memory() -> bool:
+    """Whether MLX computes on memory that numpy can write to: everywhere but on an NVIDIA card."""
+    return not mx.cuda.is_available()
+
+
+class _InPlace:
+    """The tiles of all layers in MLX's own memory: a file is read to the place where the kernel wants it."""
+
+    def __init__(self, layers: Sequence[CompressedLayer], num_blocks: int, num_spare: int) -> None:
+        self._tiles = [_empty_tiles(layer, num_blocks + num_spare) for layer in layers]
+        mx.eval(self._tiles)
+        self._views = [np.array(tiles, copy=False) for tiles in self._tiles]
+
+    def place(self, block: int) -> list[memoryview]:
+        return [_bytes(view[block]) for view in self._views]
+
+    def read(self, num_blocks: int) -> None:
+        """So many blocks have been read in all."""
+
+    def finish(self, num_blocks: int) -> list[mx.array]:
+        self._views.clear()
+        return self._tiles
+
+
+class _Staged:
+    """The tiles of all layers in a device's own memory; some blocks at a time pass through the host's."""
+
+    def __init__(self, layers: Sequence[CompressedLayer], num_blocks: int, num_spare: int) -> None:
+        self._shapes = [layer.shape for layer in layers]
+        self._tiles = [_empty_tiles(layer, num_blocks + num_spare) for layer in layers]
+        self._batches: dict[int, list[np.ndarray]] = {}
+        self._num_moved = 0
+
+    def place(self, block: int) -> list[memoryview]:
+        # The store reads ahead, so a batch begins while the one before it is not read to its end.
+        batch, within = divmod(block, MOVED_TOGETHER)
+        if not within:
+            self._batches[batch] = [
+                np.empty((MOVED_TOGETHER, *tiles.shape[1:]), np.uint32) for tiles in self._tiles
+            ]
+        return [_bytes(tiles[within]) for tiles in self._batches[batch]]
+
+    def read(self, num_blocks: int) -> None:
+        """So many blocks have been read in all."""
+        if num_blocks - self._num_moved == MOVED_TOGETHER:
+            self._move(num_blocks)
+
+    def finish(self, num_blocks: int) -> list[mx.array]:
+        if num_blocks > self._num_moved:
+            self._move(num_blocks)
+        return self._tiles
+
+    def _move(self, end: int) -> None:
+        start = self._num_moved
+        staged = self._batches.pop(start // MOVED_TOGETHER)
+        for tiles, new, shape in zip(self._tiles, staged, self._shapes, strict=True):
+            tiles[start:end] = from_canonical(mx.array(new[: end - start]), shape.head_dim, shape.format)
+        mx.eval(self._tiles)
+        self._num_moved = end
 
 
 def _restore_windows(store: SnapshotStore, prefix: Prefix, num_blocks: int, cache: KVCache) -> bool:
@@ -114,10 +171,10 @@ def save(store: SnapshotStore, prefix: Prefix, cache: KVCache, first: int, exact
     layers = cache.compressed
     num_stored = 0
     for i in range(first, prefix.num_blocks):
-        if num_stored % SAVED_TOGETHER == 0:
+        if num_stored % MOVED_TOGETHER == 0:
             tiles = _canonical(cache, i)
         sections = [
-            Section(f"layer.{n}", "uint32", t.shape[1:], _bytes(t[num_stored % SAVED_TOGETHER]))
+            Section(f"layer.{n}", "uint32", t.shape[1:], _bytes(t[num_stored % MOVED_TOGETHER]))
             for n, t in enumerate(tiles)
         ]
         if i == 0:
@@ -138,15 +195,19 @@ def save(store: SnapshotStore, prefix: Prefix, cache: KVCache, first: int, exact
 
 def _canonical(cache: KVCache, first: int) -> list[np.ndarray]:
     """Some blocks of every layer from `first` on as the disk has them, (n, num_kv_heads, tile_words) each."""
-    some = slice(first, first + SAVED_TOGETHER)
+    some = slice(first, first + MOVED_TOGETHER)
     canonical = [to_canonical(c.tiles[some], c.shape.head_dim, c.shape.format) for c in cache.compressed]
     mx.eval(canonical)
     return [np.array(tiles, copy=False) for tiles in canonical]
 
 
-def _dense(layer: CompressedLayer | WindowLayer, num_tokens: int) -> mx.array:
-    """Room for keys and values (2, num_kv_heads, num_tokens, head_dim), as they are stored."""
-    return mx.zeros((2, layer.shape.num_kv_heads, num_tokens, layer.shape.head_dim), mx.float16)
+def _empty_tiles(layer: CompressedLayer, num_blocks: int) -> mx.array:
+    return mx.zeros((num_blocks, *layer.tiles.shape[1:]), mx.uint32)
+
+
+def _dense_shape(layer: CompressedLayer, num_tokens: int) -> tuple[int, ...]:
+    """Of keys and values as they are stored."""
+    return (2, layer.shape.num_kv_heads, num_tokens, layer.shape.head_dim)
 
 
 def _dense_sections(name: str, pairs: Sequence[tuple[mx.array, mx.array]]) -> list[Section]:

@@ -6,10 +6,11 @@ import pytest
 
 from cache_store import SnapshotStore
 from kernels import encode
+from worker.engine import snapshots
 from worker.engine.kv_cache import SINK_TOKENS, KVCache, blocks_end, with_room
 from worker.engine.report import Silent
 from worker.engine.shapes import LayerShape
-from worker.engine.snapshots import SAVED_TOGETHER, Prefix, num_common, num_restorable, restore, save
+from worker.engine.snapshots import MOVED_TOGETHER, Prefix, num_common, num_restorable, restore, save
 
 SHAPES = [LayerShape(2, 64), LayerShape(1, 128, format="k8v4"), LayerShape(2, 64)]
 SLIDING = [LayerShape(2, 64, window=300), LayerShape(1, 128), LayerShape(1, 64, window=40)]
@@ -40,9 +41,11 @@ def store(tmp_path):
     return SnapshotStore(tmp_path, 100_000_000, min_free_bytes=0)
 
 
-@pytest.mark.parametrize("num_blocks", [1, SAVED_TOGETHER, 2 * SAVED_TOGETHER + 3])
+@pytest.mark.parametrize("num_blocks", [1, MOVED_TOGETHER, 2 * MOVED_TOGETHER + 3])
 @pytest.mark.parametrize("first", [0, 1])
-def test_what_is_saved_comes_back_bit_for_bit(store, num_blocks, first):
+@pytest.mark.parametrize("in_place", [True, False])
+def test_what_is_saved_comes_back_bit_for_bit(store, num_blocks, first, in_place, monkeypatch):
+    monkeypatch.setattr(snapshots, "reads_host_memory", lambda: in_place)
     cache, prefix = filled(num_blocks), prefix_of(num_blocks)
     if first:
         save(store, Prefix("fingerprint", prefix.tokens[: blocks_end(first)]), cache, 0, True, "m")
