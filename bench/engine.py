@@ -1,0 +1,296 @@
+"""Whole models of real shapes: prefill, decode, memory and snapshots, beside mlx_lm's two caches.
+
+    python -m bench.engine [--shape llama-3.1-8b] [--tokens 8192 32768 131072] [--limit-s 120]
+
+Weights are random 4-bit ones (bench/random_models.py) and so are the tokens: speed and memory don't depend
+on them. Modes: `ours`; `mlx_lm_fp16`, mlx_lm's generation as it is; `mlx_lm_kv4`, the same with kv_bits=4
+from the first token. prefill_tokens_s: prompt tokens by the seconds to the first token. decode_tokens_s: the
+median pace of the tokens that follow. peak_bytes: of prefill and decode together, weights included, where
+planned_bytes is what the planner predicts. A prefill that would pass --limit-s if time grew with the square
+of the length before it is left out, and decode runs over a cache of random numbers.
+Ours also saves the prefix, restores it and compares the next token's logits with those of the cache that
+was saved; encode_share is what encoding all layers takes of the seconds to the first token. Prints a table
+and one JSON line; the line is kept in bench/results/engine.<device>.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import re
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+
+from bench.decode_attention import ROOT, command_output, device_name
+from bench.random_models import SHAPES, make_module
+from cache_store import SnapshotStore
+from jobs import ModelCard
+from kernels import BLOCK_TOKENS, encode
+from worker.engine import attention, snapshots
+from worker.engine.decode import forward
+from worker.engine.kv_cache import KVCache, blocks_end, whole_blocks
+from worker.engine.model import Model
+from worker.engine.planner import plan
+from worker.engine.prefill import prefill_prefix, prefill_suffix
+from worker.engine.report import Silent
+from worker.engine.shapes import layer_shapes
+from worker.engine.walk import walk
+
+SUFFIX_TOKENS = 128
+DTYPE = mx.bfloat16 if mx.default_device() == mx.Device(mx.gpu) else mx.float32
+MODES = ("ours", "mlx_lm_fp16", "mlx_lm_kv4")
+Row = dict[str, Any]
+
+
+class Peer:
+    """mlx_lm's own generation."""
+
+    def __init__(self, module: nn.Module, kv_bits: int | None) -> None:
+        self._module, self._kv_bits = module, kv_bits
+
+    def run(self, tokens: mx.array, num_output: int) -> tuple[float, list[float], int]:
+        """Seconds to the first token, seconds of each further one, bytes of KV."""
+        cache = self._make_cache()
+        return *self._timed(tokens, num_output, cache), kv_bytes(cache)
+
+    def decode_alone(
+        self, num_tokens: int, config: dict[str, Any], num_output: int
+    ) -> tuple[list[float], int]:
+        """As `run`, over a cache of random numbers."""
+        cache = self._make_cache()
+        shape = (1, config["num_key_value_heads"], num_tokens - 1, config["head_dim"])
+        for i, layer in enumerate(cache):
+            k, v = (mx.random.normal(shape).astype(DTYPE) for _ in "kv")
+            layer.update_and_fetch(k, v)
+            if self._kv_bits:
+                cache[i] = layer.to_quantized(group_size=64, bits=self._kv_bits)
+            mx.eval(cache[i].state)
+        mx.clear_cache()
+        _, paces = self._timed(mx.array([1]), num_output, cache)
+        return paces, kv_bytes(cache)
+
+    def _make_cache(self) -> list[Any]:
+        from mlx_lm.models.cache import make_prompt_cache
+
+        made: list[Any] = make_prompt_cache(self._module)
+        return made
+
+    def _timed(self, tokens: mx.array, num_output: int, cache: list[Any]) -> tuple[float, list[float]]:
+        from mlx_lm.generate import generate_step
+
+        start = time.perf_counter()
+        steps = generate_step(
+            tokens,
+            self._module,
+            max_tokens=num_output + 1,
+            prompt_cache=cache,
+            kv_bits=self._kv_bits,
+            quantized_kv_start=0,
+        )
+        at = list(arrivals(int(token) for token, _ in steps))
+        return at[0] - start, np.diff(at).tolist()
+
+
+class Ours:
+    """The engine's phases as engine.py has them, without a tokenizer."""
+
+    def __init__(self, module: nn.Module, config: dict[str, Any]) -> None:
+        parts = walk(module, config["model_type"])
+        card = ModelCard.model_construct(id="bench")
+        self._model = Model(
+            **vars(parts),
+            shapes=layer_shapes(config),
+            tokenizer=None,
+            eos_token_ids=frozenset(),
+            card=card,
+            config=config,
+            folder=Path(),
+        )
+
+    def run(self, tokens: mx.array, num_output: int) -> tuple[float, list[float], KVCache]:
+        start = time.perf_counter()
+        ids = np.array(tokens, dtype=np.uint32)
+        end = blocks_end(whole_blocks(len(ids) - SUFFIX_TOKENS))
+        cache = self._model.new_cache()
+        prefill_prefix(self._model, cache, ids[:end], 1, Silent())
+        logits = prefill_suffix(self._model, cache, ids[end:], 0, Silent())
+        token = mx.argmax(logits, axis=-1)
+        at = list(arrivals(self._greedy(cache, token, num_output + 1)))
+        return at[0] - start, np.diff(at).tolist(), cache
+
+    def _greedy(self, cache: KVCache, token: mx.array, num_output: int) -> Iterator[int]:
+        for _ in range(num_output):
+            following = mx.argmax(forward(self._model, cache, token[:, None])[:, -1], axis=-1)
+            mx.async_eval(following, cache.arrays())  # type: ignore[no-untyped-call]
+            yield int(np.array(token)[0])
+            token = following
+        mx.eval(token)
+
+    def snapshot(self, tokens: mx.array, cache: KVCache, folder: Path) -> Row:
+        """Save the prefix, restore it, and compare."""
+        ids = np.array(tokens, dtype=np.uint32)
+        prefix = snapshots.Prefix("bench", ids[: blocks_end(whole_blocks(len(ids) - SUFFIX_TOKENS))])
+        store = SnapshotStore(folder, 1 << 50, 0)
+        cache.rewind(prefix.num_blocks)
+        before = self._next(cache)
+        cache.rewind(prefix.num_blocks)
+        save_s = timed(lambda: snapshots.save(store, prefix, cache, 0, True, "bench"))
+        restored = self._model.new_cache()
+        restore_s = timed(lambda: snapshots.restore(store, prefix, prefix.num_blocks, restored, 1, Silent()))
+        size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+        return {
+            "snapshot_bytes": size,
+            "save_s": save_s,
+            "restore_s": restore_s,
+            "restored_equal": bool(mx.array_equal(before, self._next(restored))),
+        }
+
+    def _next(self, cache: KVCache) -> mx.array:
+        logits = forward(self._model, cache, mx.array([[1]]))
+        mx.eval(logits)
+        return logits
+
+
+def arrivals(tokens: Iterator[int]) -> Iterator[float]:
+    for _ in tokens:
+        yield time.perf_counter()
+
+
+def kv_bytes(cache: list[Any]) -> int:
+    return int(sum(layer.nbytes for layer in cache))
+
+
+def encode_s(config: dict[str, Any], num_tokens: int) -> float:
+    """Seconds to encode so many tokens in every layer."""
+    shape = (config["num_key_value_heads"], num_tokens // BLOCK_TOKENS * BLOCK_TOKENS, config["head_dim"])
+    k = mx.random.normal(shape).astype(DTYPE)
+    mx.eval(k, encode(k[:, :BLOCK_TOKENS], k[:, :BLOCK_TOKENS]))
+    seconds = timed(lambda: mx.eval(encode(k, k)))
+    return int(config["num_hidden_layers"]) * seconds
+
+
+def timed(call: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def measure(
+    module: nn.Module, config: dict[str, Any], num_tokens: int, mode: str, num_output: int, prefill: bool
+) -> Row:
+    tokens = mx.random.randint(0, config["vocab_size"], (num_tokens,), key=mx.random.key(num_tokens))
+    mx.eval(tokens)
+    mx.clear_cache()
+    mx.reset_peak_memory()
+    first_s: float | None = None
+    more: Row = {}
+    if mode == "ours":
+        ours = Ours(module, config)
+        first_s, paces, cache = ours.run(tokens, num_output)
+        size = sum(array.nbytes for array in cache.arrays())
+        more["planned_bytes"] = plan(config, num_tokens, SUFFIX_TOKENS, num_output).total_bytes
+        more["peak_bytes"] = mx.get_peak_memory()
+        more["encode_share"] = encode_s(config, num_tokens) / first_s
+        with tempfile.TemporaryDirectory() as folder:
+            more |= ours.snapshot(tokens, cache, Path(folder))
+    else:
+        peer = Peer(module, 4 if mode == "mlx_lm_kv4" else None)
+        if prefill:
+            first_s, paces, size = peer.run(tokens, num_output)
+        else:
+            paces, size = peer.decode_alone(num_tokens, config, num_output)
+        more["peak_bytes"] = mx.get_peak_memory() if prefill else None
+    return {
+        "num_tokens": num_tokens,
+        "mode": mode,
+        "prefill_s": first_s,
+        "prefill_tokens_s": num_tokens / first_s if first_s else None,
+        "decode_tokens_s": 1 / statistics.median(paces),
+        "kv_bytes": size,
+        **more,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--shape", nargs="+", choices=list(SHAPES), default=["llama-3.1-8b"])
+    parser.add_argument("--tokens", type=int, nargs="+", default=[8192, 32768, 131072])
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
+    parser.add_argument("--output-tokens", type=int, default=64)
+    parser.add_argument("--limit-s", type=float, default=120.0, help="the longest prefill to wait for")
+    parser.add_argument("--commit", default=command_output("git", "rev-parse", "--short", "HEAD"))
+    parser.add_argument("--out", type=Path, default=ROOT / "bench" / "results")
+    args = parser.parse_args()
+    attention.install()
+    device = device_name()
+    result: dict[str, Any] = {
+        "bench": "engine",
+        "machine": {"device": device, "system": platform.platform()},
+        "versions": {
+            "python": platform.python_version(),
+            **{name: metadata.version(name) for name in ("mlx", "mlx-lm")},
+        },
+        "command": " ".join(["python", "-m", "bench.engine", *sys.argv[1:]]),
+        "commit": args.commit,
+        "rows": [],
+    }
+    path = args.out / f"engine.{re.sub(r'[^a-z0-9]+', '_', device.lower()).strip('_')}.json"
+    if path.exists():  # shapes may be measured one by one
+        kept = json.loads(path.read_text())["rows"]
+        result["rows"] = [row for row in kept if row["shape"] not in args.shape]
+    print(device)
+    print(
+        f"{'shape':14}{'tokens':>8} {'mode':12}{'prefill t/s':>12}{'decode t/s':>11}"
+        f"{'KV GB':>8}{'peak GB':>9}"
+    )
+    for name in args.shape:
+        config = SHAPES[name]
+        start = time.perf_counter()
+        module = make_module(config, DTYPE)
+        print(f"{name}: made in {time.perf_counter() - start:.0f} s", flush=True)
+        measure(module, config, 1024, "ours", 4, True)  # whatever is compiled at first use
+        growth = dict.fromkeys(MODES, 0.0)  # seconds per squared token, of the last prefill
+        for num_tokens in args.tokens:
+            for mode in args.modes:
+                short = growth[mode] * num_tokens**2 < args.limit_s
+                row = measure(module, config, num_tokens, mode, args.output_tokens, short)
+                if row["prefill_s"]:
+                    growth[mode] = row["prefill_s"] / num_tokens**2
+                result["rows"].append({"shape": name, **row})
+                path.write_text(json.dumps(result, indent=1) + "\n")
+                print(cells(name, row), flush=True)
+        del module
+        mx.clear_cache()
+    print(json.dumps(result))
+
+
+def cells(name: str, row: Row) -> str:
+    prefill = "-" if row["prefill_tokens_s"] is None else f"{row['prefill_tokens_s']:.0f}"
+    peak = "-" if row["peak_bytes"] is None else f"{row['peak_bytes'] / 1e9:.2f}"
+    extra = ""
+    if "save_s" in row:
+        extra = (
+            f"  planned {row['planned_bytes'] / 1e9:.2f} GB, encode {row['encode_share']:.1%}, "
+            f"save {row['save_s']:.1f} s, restore {row['restore_s']:.2f} s, equal {row['restored_equal']}"
+        )
+    return (
+        f"{name:14}{row['num_tokens']:>8} {row['mode']:12}{prefill:>12}{row['decode_tokens_s']:>11.1f}"
+        f"{row['kv_bytes'] / 1e9:>8.2f}{peak:>9}{extra}"
+    )
+
+
+if __name__ == "__main__":
+    main()
