@@ -54,8 +54,8 @@ def tune(shape: Shape, folder: Path, budget_s: float = 5.0) -> None:
     """Let this device's kernels use the plan that is fastest for a model's shape.
 
     The first call for a device, an MLX version, the kernels' source and a shape times every plan; later ones,
-    in any process, read what it found. Without a result (a plan takes too long, nothing runs, the folder
-    can't be written) the default stays and the next call tries again. Raises nothing.
+    in any process, read what it found. Without a result (the budget ran out, nothing runs) the default stays
+    and the next call tries again; a result that the folder doesn't take serves this process. Raises nothing.
 
     Args:
         folder: where results are kept, one small JSON file each.
