@@ -100,8 +100,8 @@ def plan(
     if not on_cpu and any(shape.head_dim not in _FUSED_HEAD_DIMS for shape in full):
         activations_bytes += scores_bytes * num_tokens
     elif windows := [shape.window for shape in own if shape.window]:
-        # A window needs a mask, for which all scores are laid out.
-        activations_bytes += scores_bytes * min(num_tokens, max(windows) + chunk)
+        # A window needs a mask, for which the scores are laid out: raw, masked and as weights.
+        activations_bytes += 3 * scores_bytes * min(num_tokens, max(windows) + chunk)
     # Stage one: a chunk passes a layer, or the encoder copies the layer's keys and values.
     stage_one = hidden_bytes + layer_bytes + max(activations_bytes, layer_bytes)
     # Stage two: the layer is decoded, joined with its sinks and then with its tail. The new tokens' keys and
@@ -165,7 +165,9 @@ def _widest_activation(config: dict[str, Any]) -> int:
         if num_experts:
             # A token is copied for each of its experts, and so are their outputs until they are summed.
             num_chosen = config.get("num_experts_per_tok") or config["top_k_experts"]
-            inner = max(inner, num_chosen * 3 * (expert_inner + width))
+            # gpt_oss clips, scales and gates in steps of their own.
+            num_copies = 13 if architecture == "gpt_oss" else 3
+            inner = max(inner, num_chosen * (num_copies * expert_inner + 3 * width))
         widest = max(widest, heads * shape.head_dim, inner)
     return int(width + widest)
 

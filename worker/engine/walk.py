@@ -6,6 +6,7 @@ beside the plain walk stands here and nowhere else.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -48,7 +49,9 @@ def walk(module: Any, architecture: str) -> Walk:
         embed = partial(_gemma3_embed, body)
     if architecture in ("gemma4", "gemma4_text"):
         embed = partial(_gemma4_embed, body)
-        layers = [partial(_gemma4_layer, body, i) for i in range(len(body.layers))]
+        layers = [
+            partial(_gemma4_layer, body, i, _gemma4_projection(body, i)) for i in range(len(body.layers))
+        ]
         head = partial(_gemma4_head, module, head)
     return Walk(embed, layers, body.norm, head, body.norm.weight.dtype)
 
@@ -68,27 +71,45 @@ def _gemma4_embed(body: Any, tokens: mx.array) -> mx.array:
     return h
 
 
-def _gemma4_layer(body: Any, index: int, h: mx.array, tokens: mx.array, cache: Any) -> mx.array:
+def _gemma4_layer(
+    body: Any, index: int, projection: Any, h: mx.array, tokens: mx.array, cache: Any
+) -> mx.array:
     layer, shared, offset = body.layers[index], None, None
     if isinstance(cache, BorrowedLayer):
         shared, offset = cache.handles(h), mx.array(cache.offset(h.shape[1]))
         cache = None
-    extra = _gemma4_layer_input(body, index, tokens) if body.hidden_size_per_layer_input else None
+    extra = _gemma4_layer_input(body, index, projection, tokens) if projection is not None else None
     out: mx.array = layer(h, None, cache, per_layer_input=extra, shared_kv=shared, offset=offset)[0]
     return out
 
 
-def _gemma4_layer_input(body: Any, index: int, tokens: mx.array) -> mx.array:
+def _gemma4_layer_input(body: Any, index: int, projection: Any, tokens: mx.array) -> mx.array:
     """What one layer is told of its tokens beside the hidden states, (B, n, hidden_size_per_layer_input).
 
     Made for one layer at a time: for all of them it would be several times as large as the hidden states.
     """
-    mine = slice(index * body.hidden_size_per_layer_input, (index + 1) * body.hidden_size_per_layer_input)
-    known = body.embed_tokens_per_layer(tokens)[..., mine] * body.embed_tokens_per_layer_scale
-    seen = body.per_layer_model_projection(_gemma4_embed(body, tokens))[..., mine]
+    known = body.embed_tokens_per_layer(tokens)[..., _gemma4_part(body, index)]
+    known = known * body.embed_tokens_per_layer_scale
+    seen = projection(_gemma4_embed(body, tokens))
     seen = body.per_layer_projection_norm(seen * body.per_layer_projection_scale)
     out: mx.array = (seen + known) * body.per_layer_input_scale
     return out
+
+
+def _gemma4_part(body: Any, index: int) -> slice:
+    """Where one layer's input stands among those of all layers."""
+    return slice(index * body.hidden_size_per_layer_input, (index + 1) * body.hidden_size_per_layer_input)
+
+
+def _gemma4_projection(body: Any, index: int) -> Any:
+    """The rows of the projection for all layers that make one layer's input; None if there is none."""
+    if not body.hidden_size_per_layer_input:
+        return None
+    part = copy.copy(body.per_layer_model_projection)
+    for name in ("weight", "scales", "biases"):
+        if name in part:
+            part[name] = part[name][_gemma4_part(body, index)]
+    return part
 
 
 def _gemma4_head(module: Any, head: Callable[[mx.array], mx.array], h: mx.array) -> mx.array:

@@ -134,7 +134,7 @@ def test_the_measured_peak_is_within_15_percent(model, num_blocks):
     assert planned == pytest.approx(measured, rel=0.15)
 
 
-@pytest.mark.parametrize("architecture", ["mixtral", "phi3", "qwen3", "qwen3_moe"])
+@pytest.mark.parametrize("architecture", ["gpt_oss", "mistral", "mixtral", "phi3", "qwen3", "qwen3_moe"])
 def test_the_measured_peak_of_other_layers_is_within_15_percent(architecture, smollm2, tmp_path):
     """Layers wide enough that their activations count."""
     wide = {"hidden_size": 512, "num_attention_heads": 8, "intermediate_size": 1024}
