@@ -206,6 +206,7 @@ def main() -> None:
         "bench": "snapshots",
         "machine": machine(),
         "load_at_start": round(load, 1),
+        "nice": os.nice(0),
         "versions": {"python": platform.python_version(), "numpy": np.__version__, "xxhash": xxhash.VERSION},
         "command": "python -m bench.snapshots FOLDER --tokens "
         + " ".join(map(str, options.tokens))
