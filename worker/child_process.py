@@ -24,6 +24,7 @@ log = logging.getLogger("worker.child_process")
 _HINTS = {
     signal.SIGKILL: "the system kills a process this way when memory runs out",
     signal.SIGABRT: "Metal aborts a process this way when GPU memory runs out",
+    signal.SIGSEGV: "MLX on a CPU ends this way when memory runs out",
 }
 
 

@@ -28,7 +28,7 @@ from worker.engine.batch import MAX_ROWS, decode_batch, row_bytes, supports_batc
 from worker.engine.decode import decode_answer
 from worker.engine.errors import EngineError, Stopped
 from worker.engine.kv_cache import TAIL_TOKENS, KVCache, blocks_end, whole_blocks
-from worker.engine.memory import device_bytes, require_memory
+from worker.engine.memory import device_bytes, is_out_of_memory, require_memory
 from worker.engine.model import Model
 from worker.engine.prefill import prefill_prefix, prefill_suffix
 from worker.engine.prompt import Document, Prompt, PromptBuilder
@@ -186,9 +186,12 @@ class Engine:
         try:
             for group in self._groups(works):
                 outputs += self._answer_group(group, reuse)
-        except BaseException:
+        except BaseException as error:
             # A cache that was stopped half-way through a step is of no use to the next request.
             self._forget()
+            mx.clear_cache()
+            if is_out_of_memory(error):
+                raise self._out_of_memory(works, error) from error
             raise
         if not reuse:
             self._forget()
@@ -212,16 +215,15 @@ class Engine:
     def _answer_group(self, group: Sequence[_Work], reuse: bool) -> list[Output]:
         """Restore → prefill the prefix → for each: prefill what follows, decode."""
         model, first = self._model, group[0]
-        prefix = Prefix(self.card.fingerprint, first.prompt.tokens[: first.prompt.document_end])
+        prefix = Prefix(self.card.fingerprint, first.prompt.head)
         num_spare = max(self._num_spare(work.prompt, work.request.sampling) for work in group)
         first.began = time.perf_counter()
         cache, first.cached_tokens = self._restore(prefix, num_spare, reuse, first.request.report)
         first.restored = time.perf_counter()
         self._complete_prefix(cache, prefix, num_spare, reuse, first.request.report)
-        num_shared = first.prompt.document_end
-        if len(group) > 1 and cache.num_tokens < num_shared:
+        rest = first.prompt.head[cache.num_tokens :]
+        if len(group) > 1 and len(rest):
             # The end of the document that fills no block is the same for all too.
-            rest = first.prompt.tokens[cache.num_tokens : num_shared]
             prefill_suffix(model, cache, rest, first.cached_tokens, first.request.report)
         for work in group[1:]:
             work.cached_tokens = cache.num_tokens
@@ -279,6 +281,17 @@ class Engine:
                 max_output_tokens=sampling.max_output_tokens,
                 context_tokens=limit,
             )
+
+    def _out_of_memory(self, works: Sequence[_Work], error: BaseException) -> EngineError:
+        num_tokens = max(len(w.prompt.tokens) + w.request.sampling.max_output_tokens for w in works)
+        return EngineError(
+            "out_of_memory",
+            f"The device ran out of memory at {num_tokens:,} tokens of prompt and answer ({error}), although "
+            f"they were predicted to fit into {self._memory_bytes / 1e9:.2f} GB. Free memory that other "
+            "programs hold, set LONGLEAF_MEMORY_BYTES to what is left, or send a shorter document.",
+            num_tokens=num_tokens,
+            limit_bytes=self._memory_bytes,
+        )
 
     def _check_memory(self, prompt: Prompt, sampling: Sampling) -> int:
         """Bytes that stay free beside this request."""

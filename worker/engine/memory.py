@@ -16,6 +16,15 @@ def device_bytes() -> int:
     return int(info.get("memory_size") or info.get("total_memory") or machine_bytes())
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an allocation failed. MLX has no type for it: on a GPU it raises RuntimeError."""
+    text = str(error).lower()
+    words = ("malloc", "out of memory", "insufficient memory", "unable to allocate")
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and any(word in text for word in words)
+    )
+
+
 def require_memory(
     model_id: str,
     config: dict[str, Any],
