@@ -33,12 +33,22 @@ class Document:
 
 @dataclass(frozen=True)
 class Prompt:
-    tokens: np.ndarray
-    """(n,) uint32."""
-    document_end: int
-    """How many leading tokens do not depend on the instruction."""
+    """Many prompts over long documents share one head in memory."""
+
+    head: np.ndarray
+    """(document_end,) uint32: the leading tokens, which do not depend on the instruction."""
+    tail: np.ndarray
     stage: Stage
     """Where the answer's text begins: in or before thinking, or in the answer of a model that knows none."""
+
+    @property
+    def document_end(self) -> int:
+        return len(self.head)
+
+    @property
+    def tokens(self) -> np.ndarray:
+        """(n,) uint32."""
+        return np.concatenate([self.head, self.tail])
 
 
 @dataclass(frozen=True)
@@ -64,7 +74,7 @@ class PromptBuilder:
             tokenizer.no_truncation()
             tokenizer.no_padding()
         self._frames = {thinking: self._frame(chat_tokenizer, thinking) for thinking in (False, True)}
-        self._last: tuple[tuple[Document, ...], list[int]] | None = None
+        self._last: tuple[tuple[Document, ...], bool, np.ndarray] | None = None
 
     def build(self, documents: Sequence[Document], instruction: str, thinking: bool = False) -> Prompt:
         """
@@ -72,19 +82,19 @@ class PromptBuilder:
             thinking: whether the template is told to let the model think first.
         """
         frame = self._frames[thinking]
-        head = frame.before + self._document_tokens(tuple(documents))
         tail = self._text.encode("\n\n" + instruction, add_special_tokens=False).ids + frame.after
-        return Prompt(np.array(head + tail, dtype=np.uint32), len(head), frame.stage)
+        return Prompt(self._head(tuple(documents), thinking), np.array(tail, np.uint32), frame.stage)
 
-    def _document_tokens(self, documents: tuple[Document, ...]) -> list[int]:
-        if self._last is None or self._last[0] != documents:
+    def _head(self, documents: tuple[Document, ...], thinking: bool) -> np.ndarray:
+        if self._last is None or self._last[:2] != (documents, thinking):
             if len(documents) == 1:
                 text = documents[0].text
             else:
                 parts = (f"Document {i}: {d.name}\n\n{d.text}" for i, d in enumerate(documents, 1))
                 text = "\n\n".join(parts)
-            self._last = documents, self._text.encode(text, add_special_tokens=False).ids
-        return self._last[1]
+            ids = self._text.encode(text, add_special_tokens=False).ids
+            self._last = documents, thinking, np.array(self._frames[thinking].before + ids, np.uint32)
+        return self._last[2]
 
     def _frame(self, chat_tokenizer: Any, thinking: bool) -> _Frame:
         """Token ids before and after the user's message; exactly one BOS if the model has one."""
