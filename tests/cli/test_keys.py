@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from tests.cli.fake_api import JOB, Request, fake_api
@@ -39,3 +40,19 @@ def test_the_key_is_sent_and_the_option_goes_first(tmp_path: Path) -> None:
         assert longleaf(tmp_path, "retry", "job_1", api=url).stdout == "job_1: queued\n"
         longleaf(tmp_path, "--key", "llk_option", "cancel", "job_1", api=url)
     assert shown == ["Bearer llk_env", "Bearer llk_option"]
+
+
+def test_priority_and_expiry_are_part_of_what_is_submitted(tmp_path: Path) -> None:
+    sent: list[dict[str, object]] = []
+
+    def answer(request: Request) -> None:
+        sent.append(json.loads(request.body))
+        request.reply(202, JOB)
+
+    with fake_api(answer) as url:
+        done = longleaf(tmp_path, "submit", "doc_1", "--expires-after", "60", "--priority", "high", api=url)
+        refused = longleaf(tmp_path, "submit", "doc_1", "--priority", "urgent", api=url)
+    assert done.returncode == 0, done.stderr
+    assert (sent[0]["expires_after"], sent[0]["priority"]) == (60, "high")
+    assert (refused.returncode, len(sent)) == (2, 1)
+    assert "priority" in refused.stderr
