@@ -1,4 +1,4 @@
-"""int4c on NVIDIA GPUs: MLX kernels for attention, for the codec, and for the order of tiles in memory.
+"""The KV formats on NVIDIA GPUs: MLX kernels for attention, the codec, and the order of tiles in memory.
 
 Tiles in device memory stand in an order that tensor cores read without shuffling; on disk and on every
 other backend they are canonical (kernels/formats.py). Both have the same shape and the same bits:
@@ -13,14 +13,13 @@ from typing import Any
 
 import mlx.core as mx
 
+from kernels import codec
 from kernels.cache_view import CacheView
 from kernels.cuda import launch, plan
 from kernels.cuda.device import Device, available, device
-from kernels.formats import BLOCK_TOKENS, Format, layout_of_blocks, layout_of_tiles
+from kernels.formats import BLOCK_TOKENS, FORMATS, Format, TileLayout, layout_of_blocks, layout_of_tiles
 
 __all__ = ["FORMATS", "available", "decode", "decode_attention", "encode", "to_canonical", "to_device_order"]
-
-FORMATS: tuple[Format, ...] = ("int4c",)
 
 
 def decode_attention(q: mx.array, view: CacheView, scale: float, sinks: mx.array | None = None) -> mx.array:
@@ -34,7 +33,7 @@ def decode_attention(q: mx.array, view: CacheView, scale: float, sinks: mx.array
     _, num_kv_heads, num_tail, _ = view.tail_k.shape
     logits = None if sinks is None else sinks.dtype
     shape = (*q.shape, num_kv_heads, num_sinks, num_tail, num_blocks)
-    both = _plan(device(), shape, dtype, scale, view.window or 0, lengths is not None, logits)
+    both = _plan(device(), shape, view.format, dtype, scale, view.window or 0, lengths is not None, logits)
     inputs = [both.numbers, q, view.tail_k.astype(dtype), view.tail_v.astype(dtype)]
     if num_sinks:
         inputs += [view.sinks_k.astype(dtype), view.sinks_v.astype(dtype)]
@@ -65,6 +64,7 @@ class _Plan:
 def _plan(
     on: Device,
     shape: tuple[int, ...],
+    format: Format,
     dtype: mx.Dtype,
     scale: float,
     window: int,
@@ -75,13 +75,13 @@ def _plan(
     batch, num_q_heads, num_queries, head_dim, num_kv_heads, num_sinks, num_tail, num_blocks = shape
     group = num_q_heads // num_kv_heads
     rows = batch * group * num_queries
-    build = plan.Simple() if dtype == mx.float32 else plan.build_for(head_dim, rows, on)
+    build = plan.Simple() if dtype == mx.float32 else plan.build_for(TileLayout(head_dim, format), rows, on)
     cut = plan.cut(build, on, batch, num_kv_heads, group * num_queries, num_sinks, num_tail, num_blocks)
     partials = (num_kv_heads, cut.partials, batch, group, num_queries)
     return _Plan(
         numbers=launch.numbers(cut.shape),
         split=launch.split_kernel(
-            head_dim, dtype, build, scale, window, num_sinks > 0, num_blocks > 0, has_lengths
+            head_dim, format, dtype, build, scale, window, num_sinks > 0, num_blocks > 0, has_lengths
         ),
         split_arguments={
             "grid": (cut.num_ctas * build.threads, 1, 1),
@@ -89,7 +89,7 @@ def _plan(
             "output_shapes": [(*partials, head_dim), partials],
             "output_dtypes": [mx.float32, mx.float32],
         },
-        combine=launch.combine_kernel(head_dim, dtype, logits),
+        combine=launch.combine_kernel(head_dim, format, dtype, logits),
         combine_arguments={
             "grid": (rows * launch.COMBINE_THREADS, num_kv_heads, 1),
             "threadgroup": (launch.COMBINE_THREADS, 1, 1),
@@ -103,13 +103,16 @@ def encode(k: mx.array, v: mx.array, format: Format = "int4c") -> mx.array:
     """As `kernels.encode`, canonical tiles, in one launch.
 
     The codes are those of kernels/codec.py except where float32 rounds two sums differently: a value within
-    an ulp of a code's edge, a group whose two best scales leave errors within an ulp of each other.
+    an ulp of a code's edge, a group whose two best scales leave errors within an ulp of each other. affine4
+    is coded by MLX itself, as on every device.
     """
     num_heads, num_tokens, head_dim = k.shape
     layout, num_blocks = layout_of_blocks(k, v, format), num_tokens // BLOCK_TOKENS
     if not num_blocks:
         return mx.zeros((0, num_heads, layout.tile_words), dtype=mx.uint32)
-    tiles: mx.array = launch.encode_kernel(head_dim, k.dtype)(
+    if not layout.rotated:
+        return codec.encode(k, v, format)
+    tiles: mx.array = launch.encode_kernel(head_dim, format, k.dtype)(
         inputs=[k, v.astype(k.dtype)],
         grid=(num_blocks * 256, num_heads, 2),
         threadgroup=(256, 1, 1),
@@ -122,13 +125,15 @@ def encode(k: mx.array, v: mx.array, format: Format = "int4c") -> mx.array:
 def decode(
     tiles: mx.array, head_dim: int, dtype: mx.Dtype = mx.float32, format: Format = "int4c"
 ) -> tuple[mx.array, mx.array]:
-    """As `kernels.decode`, from canonical tiles, in one launch."""
-    layout_of_tiles(tiles, head_dim, format)
+    """As `kernels.decode`, from canonical tiles, in one launch; affine4 in MLX's own operations."""
+    layout = layout_of_tiles(tiles, head_dim, format)
     num_blocks, num_heads = tiles.shape[:2]
     out = (num_heads, num_blocks * BLOCK_TOKENS, head_dim)
     if not num_blocks:
         return mx.zeros(out, dtype), mx.zeros(out, dtype)
-    k, v = launch.decode_kernel(head_dim, dtype)(
+    if not layout.rotated:
+        return codec.decode(tiles, head_dim, dtype, format)
+    k, v = launch.decode_kernel(head_dim, format, dtype)(
         inputs=[mx.contiguous(tiles)],
         grid=(num_blocks * 256, num_heads, 2),
         threadgroup=(256, 1, 1),
@@ -153,9 +158,9 @@ def _reorder(tiles: mx.array, head_dim: int, format: Format, to_device: bool) ->
     num_blocks, num_heads = tiles.shape[:2]
     if not num_blocks:
         return tiles
-    out: mx.array = launch.reorder_kernel(head_dim, to_device)(
+    out: mx.array = launch.reorder_kernel(head_dim, format, to_device)(
         inputs=[mx.contiguous(tiles)],
-        grid=(num_blocks * num_heads * 256, 1, 1),
+        grid=(4 * num_blocks * num_heads * 256, 1, 1),
         threadgroup=(256, 1, 1),
         output_shapes=[tiles.shape],
         output_dtypes=[mx.uint32],

@@ -1,7 +1,9 @@
-// The int4c codec: encode to canonical tiles, decode from them, and canonical order to device order and back.
+// The rotated formats' codec: encode to canonical tiles, decode from them. And the way of every format from canonical
+// order to device order and back.
 //
-// encode: grid (blocks, heads, 2), a CTA of 8 warps per keys (z = 0) or values (z = 1) of a tile, a warp a token.
-// decode: the same grid. reorder: grid (tiles), a CTA a tile, through shared memory. Arithmetic: fp32.
+// encode: grid (blocks, heads, 2), a CTA of 8 warps per keys (z = 0) or values (z = 1) of a tile. A warp rotates a few
+// tokens, a lane a channel, then codes four scale groups at once, eight lanes a group.
+// decode: the same grid, a warp a token. reorder: grid (slices), through shared memory. Arithmetic: fp32.
 #pragma once
 #include "common.cuh"
 
@@ -9,27 +11,78 @@ namespace longleaf {
 
 constexpr int CODEC_WARPS = 8;
 constexpr int TILE_WORDS = TILE / 4;
-constexpr int CODE_WORDS = BLOCK * D / 8;
+// The canonical order, in words.
 constexpr int SCALE_WORDS = BLOCK * GROUPS / 2;
-constexpr int VALUES_WORD = CODE_WORDS + SCALE_WORDS + D / 2;  // first word of the value part, canonical order
+constexpr int K_SCALES_WORD = BLOCK * D * K_BITS / 32;
+constexpr int K_OFFSETS_WORD = K_SCALES_WORD + SCALE_WORDS;  // the mean, or the keys' biases
+constexpr int VALUES_WORD = K_OFFSETS_WORD + (AFFINE ? SCALE_WORDS : D / 2);
+constexpr int V_SCALES_WORD = VALUES_WORD + BLOCK * D * V_BITS / 32;
 constexpr float HALF_MAX = 65504.f;
-constexpr bool REORDER_STAGED = 2 * TILE <= 98304;  // the source in shared memory too, where every device has room
 
-// The code of x, as a float. inverse: of the scale; a division per value would take most of the time.
-__device__ __forceinline__ float code_of(float x, float inverse) { return fminf(fmaxf(floorf(fmaf(x, inverse, 8.f)), 0.f), 15.f); }
+// The code of x, as a float. inverse: of the scale; a division per value would take most of the time. Adding 2^23
+// while rounding down is `floor` of what is not negative, at the rate of an addition.
+template <int BITS>
+__device__ __forceinline__ float code_of(float x, float inverse) {
+  constexpr float MIDDLE = 1 << (BITS - 1), FLOOR = 8388608.f;
+  return __fadd_rd(fminf(fmaxf(fmaf(x, inverse, MIDDLE), 0.f), 2 * MIDDLE - 1), FLOOR) - FLOOR;
+}
+__device__ __forceinline__ float stored(float scale) { return __half2float(__float2half_rn(fminf(scale, HALF_MAX))); }
 __device__ __forceinline__ float inverse_of(float scale) { return 1.f / fmaxf(scale, 1e-30f); }
 
-template <class T>
-__device__ __forceinline__ void encode(const Strided<T>& k, const Strided<T>& v, u32* tiles) {
-  __shared__ float mean[D], sums[CODEC_WARPS][D], rows[CODEC_WARPS][D];
-  __shared__ __align__(4) u8 codes[CODEC_WARPS][D];
+constexpr int LANES = 8;  // of a group, each with 8 neighbouring channels
+constexpr int AT_ONCE = D <= 128 ? 4 : D <= 256 ? 2 : 1;  // tokens that a warp has in shared memory
+
+__device__ __forceinline__ float group_sum(float x) {
+#pragma unroll
+  for (int i = LANES / 2; i; i >>= 1) x += __shfl_xor_sync(~0u, x, i);
+  return x;
+}
+
+// The scale of a group with the smallest squared error among 0.24, 0.26 .. 0.46 of its RMS, as kernels/codec.py has it.
+__device__ __forceinline__ float search(const float (&x)[8], bool there) {
+  constexpr int STEPS_TRIED = 12;
+  const int l = threadIdx.x % LANES;
+  float squares = 0;
+#pragma unroll
+  for (int i = 0; i < 8; i++) squares += x[i] * x[i];
+  const float rms = sqrtf(group_sum(squares) / GROUP);
+  // Lane l has steps l and l + 8, so that a division is made once.
+  float scales[2], inverses[2];
+#pragma unroll
+  for (int i = 0; i < 2; i++) {
+    scales[i] = stored(rms * (float)(0.24 + 0.02 * (l + LANES * i)));
+    inverses[i] = inverse_of(scales[i]);
+  }
+  float best_error = INFINITY, best = rms;
+#pragma unroll
+  for (int step = 0; step < STEPS_TRIED; step++) {
+    const float scale = __shfl_sync(~0u, scales[step / LANES], step % LANES, LANES);
+    const float inverse = __shfl_sync(~0u, inverses[step / LANES], step % LANES, LANES);
+    float error = 0;
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+      const float e = (code_of<4>(x[i], inverse) - midrise(4)) * scale - x[i];
+      error += e * e;
+    }
+    error = group_sum(there ? error : 0.f);
+    if (error < best_error) {
+      best_error = error;
+      best = scale;
+    }
+  }
+  return best;
+}
+
+struct EncodeShared {
+  float mean[D], rows[CODEC_WARPS][AT_ONCE][D];
+};
+
+template <class T, int BITS, bool KEYS>
+__device__ __forceinline__ void encode_part(const Strided<T>& x, u32* tile, EncodeShared& s) {
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, h = blockIdx.y;
-  const bool keys = blockIdx.z == 0;
-  const Strided<T> x = choose(keys, k, v);
-  u32* tile = tiles + ((i64)blockIdx.x * gridDim.y + h) * TILE_WORDS;
-  u32* to = tile + (keys ? 0 : VALUES_WORD);
-  __half* scales = (__half*)(to + CODE_WORDS);
-  if (keys) {
+  u32* to = tile + (KEYS ? 0 : VALUES_WORD);
+  __half* scales = (__half*)(tile + (KEYS ? K_SCALES_WORD : V_SCALES_WORD));
+  if (KEYS) {
     Row sum;
 #pragma unroll
     for (int i = 0; i < PER_LANE; i++) sum.v[i] = 0;
@@ -41,172 +94,199 @@ __device__ __forceinline__ void encode(const Strided<T>& k, const Strided<T>& v,
     }
 #pragma unroll
     for (int i = 0; i < PER_LANE; i++)
-      if (lane + 32 * i < D) sums[warp][lane + 32 * i] = sum.v[i];
+      if (lane + 32 * i < D) s.rows[warp][0][lane + 32 * i] = sum.v[i];
     __syncthreads();
     for (int ch = threadIdx.x; ch < D; ch += CODEC_WARPS * 32) {
-      float s = 0;
-      for (int w = 0; w < CODEC_WARPS; w++) s += sums[w][ch];
-      const __half m = __float2half_rn(fminf(fmaxf(s / BLOCK, -HALF_MAX), HALF_MAX));
-      ((__half*)(tile + CODE_WORDS + SCALE_WORDS))[ch] = m;
-      mean[ch] = __half2float(m);
+      float total = 0;
+      for (int w = 0; w < CODEC_WARPS; w++) total += s.rows[w][0][ch];
+      const __half m = __float2half_rn(fminf(fmaxf(total / BLOCK, -HALF_MAX), HALF_MAX));
+      ((__half*)(tile + K_OFFSETS_WORD))[ch] = m;
+      s.mean[ch] = __half2float(m);
     }
     __syncthreads();
   }
-  for (int n = warp; n < BLOCK; n += CODEC_WARPS) {
-    const T* from = x.at(0, h, blockIdx.x * BLOCK + n);
-    Row r;
-#pragma unroll
-    for (int i = 0; i < PER_LANE; i++) {
-      const int ch = lane + 32 * i;
-      r.v[i] = ch < D ? (float)from[ch * x.channel] - (keys ? mean[ch] : 0.f) : 0.f;
-    }
-    rotate<false>(r, lane, rows[warp]);
-#pragma unroll
-    for (int i = 0; i < PER_LANE; i++)
-      if (lane + 32 * i < D) rows[warp][lane + 32 * i] = r.v[i];
-    __syncwarp();
 #pragma unroll 1
-    for (int group = 0; group < GROUPS; group++) {
-      const float* from_group = rows[warp] + group * GROUP;
-      const bool second = lane + 32 < GROUP, first = lane < GROUP;
-      const float a = first ? from_group[lane] : 0.f, b = second ? from_group[lane + 32] : 0.f;
-      const float rms = sqrtf(warp_sum(a * a + b * b) / GROUP);
-      float best_error = INFINITY, best = rms;
-#pragma unroll 4
-      for (int step = 0; step < 12; step++) {
-        const float scale = __half2float(__float2half_rn(fminf(rms * (float)(0.24 + 0.02 * step), HALF_MAX)));
-        const float inverse = inverse_of(scale);
-        const float ea = first ? (code_of(a, inverse) - 7.5f) * scale - a : 0.f;
-        const float eb = second ? (code_of(b, inverse) - 7.5f) * scale - b : 0.f;
-        const float error = warp_sum(ea * ea + eb * eb);
-        if (error < best_error) {
-          best_error = error;
-          best = scale;
-        }
+  for (int first = warp * AT_ONCE; first < BLOCK; first += CODEC_WARPS * AT_ONCE) {
+#pragma unroll
+    for (int n = 0; n < AT_ONCE; n++) {
+      const T* from = x.at(0, h, blockIdx.x * BLOCK + first + n);
+      Row r;
+#pragma unroll
+      for (int i = 0; i < PER_LANE; i++) {
+        const int ch = lane + 32 * i;
+        r.v[i] = ch < D ? (float)from[ch * x.channel] - (KEYS ? s.mean[ch] : 0.f) : 0.f;
       }
-      const float inverse = inverse_of(best);
-      if (first) codes[warp][group * GROUP + lane] = (u8)code_of(a, inverse);
-      if (second) codes[warp][group * GROUP + lane + 32] = (u8)code_of(b, inverse);
-      if (lane == 0) scales[n * GROUPS + group] = __float2half_rn(best);
+      rotate<false>(r, lane, s.rows[warp][n]);
+#pragma unroll
+      for (int i = 0; i < PER_LANE; i++)
+        if (lane + 32 * i < D) s.rows[warp][n][lane + 32 * i] = r.v[i];
     }
     __syncwarp();
-    for (int i = lane; i < D / 8; i += 32) {
-      u32 w = 0;
+    constexpr int ITEMS = AT_ONCE * GROUPS;
+#pragma unroll 1
+    for (int some = 0; some < ITEMS; some += 32 / LANES) {
+      // Where the last four are not all there, some do the last one again.
+      const int item = min(some + lane / LANES, ITEMS - 1), n = item / GROUPS, group = item % GROUPS, channel = group * GROUP + lane % LANES * 8;
+      const bool there = lane % LANES * 8 < GROUP;
+      float v[8];
 #pragma unroll
-      for (int j = 0; j < 8; j++) w |= (u32)codes[warp][8 * i + j] << (4 * j);
-      to[n * (D / 8) + i] = w;
+      for (int i = 0; i < 8; i += 4) {
+        const float4 y = there ? *(const float4*)(s.rows[warp][n] + channel + i) : make_float4(0, 0, 0, 0);
+        v[i] = y.x; v[i + 1] = y.y; v[i + 2] = y.z; v[i + 3] = y.w;
+      }
+      float scale;
+      if (BITS == 4) scale = search(v, there);
+      else {
+        float top = 0;
+#pragma unroll
+        for (int i = 0; i < 8; i++) top = fmaxf(top, fabsf(v[i]));
+#pragma unroll
+        for (int i = LANES / 2; i; i >>= 1) top = fmaxf(top, __shfl_xor_sync(~0u, top, i));
+        scale = stored(top / midrise(8));
+      }
+      const float inverse = inverse_of(scale);
+      u32 w[BITS / 4];
+#pragma unroll
+      for (int i = 0; i < 8; i++) {
+        const u32 code = (u32)code_of<BITS>(v[i], inverse) << (BITS * i % 32);
+        w[BITS * i / 32] = BITS * i % 32 ? w[BITS * i / 32] | code : code;
+      }
+      const int token = first + n;
+#pragma unroll
+      for (int i = 0; i < BITS / 4; i++)
+        if (there) to[(token * D + channel) * BITS / 32 + i] = w[i];
+      if (lane % LANES == 0) scales[token * GROUPS + group] = __float2half_rn(scale);
     }
     __syncwarp();
   }
 }
 
 template <class T>
-__device__ __forceinline__ void decode(const u32* tiles, T* k, T* v) {
-  __shared__ float scratch[CODEC_WARPS][D];
-  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, h = blockIdx.y;
-  const bool keys = blockIdx.z == 0;
-  const u32* tile = tiles + ((i64)blockIdx.x * gridDim.y + h) * TILE_WORDS;
-  const u32* from = tile + (keys ? 0 : VALUES_WORD);
-  const __half* scales = (const __half*)(from + CODE_WORDS);
-  const __half* mean = (const __half*)(tile + CODE_WORDS + SCALE_WORDS);
+__device__ __forceinline__ void encode(const Strided<T>& k, const Strided<T>& v, u32* tiles) {
+  u32* tile = tiles + ((i64)blockIdx.x * gridDim.y + blockIdx.y) * TILE_WORDS;
+  __shared__ __align__(16) EncodeShared memory;
+  if (blockIdx.z == 0) encode_part<T, K_BITS, true>(k, tile, memory);
+  else encode_part<T, V_BITS, false>(v, tile, memory);
+}
+
+template <class T, int BITS, bool KEYS>
+__device__ __forceinline__ void decode_part(const u32* tile, T* out, float (&scratch)[CODEC_WARPS][D]) {
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+  const u32* from = tile + (KEYS ? 0 : VALUES_WORD);
+  const __half* scales = (const __half*)(tile + (KEYS ? K_SCALES_WORD : V_SCALES_WORD));
+  const __half* mean = (const __half*)(tile + K_OFFSETS_WORD);
   for (int n = warp; n < BLOCK; n += CODEC_WARPS) {
     Row r;
 #pragma unroll
     for (int i = 0; i < PER_LANE; i++) {
-      const int ch = lane + 32 * i;
+      const int ch = lane + 32 * i, at = (n * D + ch) * BITS;
       r.v[i] = 0;
-      if (ch < D) r.v[i] = ((from[n * (D / 8) + ch / 8] >> (ch % 8 * 4) & 15) - 7.5f) * __half2float(scales[n * GROUPS + ch / GROUP]);
+      if (ch < D) r.v[i] = ((float)(from[at / 32] >> at % 32 & ((1 << BITS) - 1)) - midrise(BITS)) * __half2float(scales[n * GROUPS + ch / GROUP]);
     }
     rotate<true>(r, lane, scratch[warp]);
-    T* to = (keys ? k : v) + (((i64)h * gridDim.x + blockIdx.x) * BLOCK + n) * D;
+    T* to = out + (((i64)blockIdx.y * gridDim.x + blockIdx.x) * BLOCK + n) * D;
 #pragma unroll
     for (int i = 0; i < PER_LANE; i++) {
       const int ch = lane + 32 * i;
-      if (ch < D) to[ch] = from_float<T>(r.v[i] + (keys ? __half2float(mean[ch]) : 0.f));
+      if (ch < D) to[ch] = from_float<T>(r.v[i] + (KEYS ? __half2float(mean[ch]) : 0.f));
     }
   }
 }
 
-// Where the device order keeps (token, channel): the word of the tile and the nibble in it.
-template <bool KEYS>
-__device__ __forceinline__ int device_code(int token, int ch, int& nibble) {
-  const int j = token / 16 % 2, token16 = token % 16, ch16 = ch % 16;
-  const int across = KEYS ? token16 : ch16, along = KEYS ? ch16 : token16;
-  const int lane = across % 8 * 4 + along % 8 / 2;
-  nibble = 2 * (along / 8 + 2 * (along & 1)) + across / 8;
-  return (token / 32 * SLICE + (KEYS ? K_CODES : V_CODES)) / 4 + j * 2 * D + code_word(ch / 16, lane);
+template <class T>
+__device__ __forceinline__ void decode(const u32* tiles, T* k, T* v) {
+  const u32* tile = tiles + ((i64)blockIdx.x * gridDim.y + blockIdx.y) * TILE_WORDS;
+  __shared__ float scratch[CODEC_WARPS][D];
+  if (blockIdx.z == 0) decode_part<T, K_BITS, true>(tile, k, scratch);
+  else decode_part<T, V_BITS, false>(tile, v, scratch);
 }
-// Which token and channel a nibble of a word of device order is of.
-template <bool KEYS>
-__device__ __forceinline__ void of_device_code(int slice, int word, int nibble, int& token, int& ch) {
-  const int j = word / (2 * D), x = word % (2 * D), quads = STEPS / 4;
-  int step, lane;
-  if (x < 128 * quads) step = x / 128 * 4 + x % 4, lane = x / 4 % 32;
-  else if (STEPS % 4 >= 2 && x < 128 * quads + 64) step = 4 * quads + x % 2, lane = (x - 128 * quads) / 2;
-  else step = STEPS - 1, lane = x % 32;
-  const int y = nibble >> 1, along = 2 * (lane & 3) + 8 * (y & 1) + (y >> 1), across = (lane >> 2) + 8 * (nibble & 1);
-  token = 32 * slice + 16 * j + (KEYS ? across : along);
-  ch = 16 * step + (KEYS ? along : across);
-}
-// Half index of a scale in the tile, device order.
-template <bool KEYS>
-__device__ __forceinline__ int device_scale(int token, int group) {
-  const int j = token / 16 % 2, x = token % 16;
-  const int at = KEYS ? ((x % 8 * GROUPS + group) * 2 + j) * 2 + x / 8 : (((j * 4 + x % 8 / 2) * GROUPS + group) * 2 + x / 8) * 2 + x % 2;
-  return (token / 32 * SLICE + (KEYS ? K_SCALES : V_SCALES)) / 2 + at;
+
+// A slice's codes of keys or values, word by word of the result.
+template <bool KEYS, bool TO_DEVICE>
+__device__ __forceinline__ void reorder_codes(const u32* from, u32* to) {
+  constexpr int BITS = KEYS ? K_BITS : V_BITS, PER_WORD = 32 / BITS, N = WORDS<BITS>;
+  for (int x = threadIdx.x; x < D * BITS; x += blockDim.x) {
+    u32 w = 0;
+    if (TO_DEVICE) {
+      const int lane = x % 32, i = x / 32 % N, j = x / 32 / N;
+#pragma unroll
+      for (int n = 0; n < PER_WORD; n++) {
+        int step, across, along;
+        place_of<BITS>(i, lane, n, step, across, along);
+        const int token = 16 * j + (KEYS ? across : along), at = (token * D + 16 * step + (KEYS ? along : across)) * BITS;
+        w |= (from[at / 32] >> at % 32 & ((1 << BITS) - 1)) << (BITS * n);
+      }
+      to[j * N * 32 + code_word<BITS>(i, lane)] = w;
+    } else {
+#pragma unroll
+      for (int n = 0; n < PER_WORD; n++) {
+        const int code = x * PER_WORD + n, token = code / D, ch = code % D;
+        const int across = (KEYS ? token : ch) % 16, along = (KEYS ? ch : token) % 16, upper_half = along / 8;
+        // `place_of`, solved for the word and the place in it
+        const int lane = across % 8 * 4 + along % 8 / 2, i = ch / 16 * (BITS / 4) + (BITS == 8 ? upper_half : 0);
+        const int place = 2 * (BITS == 8 ? along & 1 : upper_half + 2 * (along & 1)) + across / 8;
+        w |= (from[token / 16 * N * 32 + code_word<BITS>(i, lane)] >> (BITS * place) & ((1 << BITS) - 1)) << (BITS * n);
+      }
+      to[x] = w;
+    }
+  }
 }
 
 template <bool KEYS, bool TO_DEVICE>
-__device__ __forceinline__ void reorder_part(const u32* from, u32* to) {
-  const int part = KEYS ? 0 : VALUES_WORD;
-  for (int i = threadIdx.x; i < CODE_WORDS; i += blockDim.x) {
-    u32 w = 0;
-    if (TO_DEVICE) {
-      const int slice = i / (4 * D), word = i % (4 * D);
-#pragma unroll
-      for (int n = 0; n < 8; n++) {
-        int token, ch;
-        of_device_code<KEYS>(slice, word, n, token, ch);
-        w |= (from[part + token * (D / 8) + ch / 8] >> (ch % 8 * 4) & 15) << (4 * n);
-      }
-      to[(slice * SLICE + (KEYS ? K_CODES : V_CODES)) / 4 + word] = w;
-    } else {
-#pragma unroll
-      for (int n = 0; n < 8; n++) {
-        int nibble;
-        const int word = device_code<KEYS>(i / (D / 8), i % (D / 8) * 8 + n, nibble);
-        w |= (from[word] >> (4 * nibble) & 15) << (4 * n);
-      }
-      to[part + i] = w;
-    }
-  }
-  const unsigned short* half_from = (const unsigned short*)from;
-  unsigned short* half_to = (unsigned short*)to;
-  for (int i = threadIdx.x; i < BLOCK * GROUPS; i += blockDim.x) {
-    const int canonical = 2 * (part + CODE_WORDS) + i, device = device_scale<KEYS>(i / GROUPS, i % GROUPS);
-    half_to[TO_DEVICE ? device : canonical] = half_from[TO_DEVICE ? canonical : device];
+__device__ __forceinline__ void reorder_scales(const u8* from, u8* to) {
+  for (int i = threadIdx.x; i < 32 * GROUPS; i += blockDim.x) {
+    const int device = scale_place<KEYS>(i / GROUPS, i % GROUPS);
+    ((__half*)to)[TO_DEVICE ? device : i] = ((const __half*)from)[TO_DEVICE ? i : device];
   }
 }
 
-// memory: the result, then the source where REORDER_STAGED, so that both ends move whole lines.
-template <bool TO_DEVICE>
-__device__ __forceinline__ void reorder(const u32* tiles, u32* out, u32* memory) {
-  const i64 tile = (i64)blockIdx.x * TILE_WORDS;
-  u32* result = memory;
-  const u32* from = tiles + tile;
-  if (REORDER_STAGED) {
-    from = memory + TILE_WORDS;
-    for (int i = threadIdx.x; i < TILE_WORDS / 4; i += blockDim.x)
-      ((uint4*)(memory + TILE_WORDS))[i] = ((const uint4*)(tiles + tile))[i];
-    __syncthreads();
+// Between a slice's part of the tile and its place in memory.
+template <bool TO_TILE, class Word>
+__device__ __forceinline__ void move_part(Word* tile, u8* memory, int slice, int word, int place, int bytes) {
+  auto* there = (uint4*)(tile + word) + slice * bytes / 16;
+  for (int i = threadIdx.x; i < bytes / 16; i += blockDim.x) {
+    uint4& here = ((uint4*)(memory + place))[i];
+    if (TO_TILE) there[i] = here;
+    else here = there[i];
   }
-  reorder_part<true, TO_DEVICE>(from, result);
-  reorder_part<false, TO_DEVICE>(from, result);
-  const int canonical = CODE_WORDS + SCALE_WORDS, device = MEAN / 4;
-  for (int i = threadIdx.x; i < D / 2; i += blockDim.x)
-    result[(TO_DEVICE ? device : canonical) + i] = from[(TO_DEVICE ? canonical : device) + i];
+}
+template <bool TO_TILE, class Word>
+__device__ __forceinline__ void move_parts(Word* tile, u8* memory, int slice) {
+  move_part<TO_TILE>(tile, memory, slice, 0, K_CODES, V_CODES);
+  move_part<TO_TILE>(tile, memory, slice, K_SCALES_WORD, K_SCALES, 64 * GROUPS);
+  move_part<TO_TILE>(tile, memory, slice, VALUES_WORD, V_CODES, K_SCALES - V_CODES);
+  move_part<TO_TILE>(tile, memory, slice, V_SCALES_WORD, V_SCALES, 64 * GROUPS);
+  if (AFFINE) {
+    move_part<TO_TILE>(tile, memory, slice, K_OFFSETS_WORD, K_BIASES, 64 * GROUPS);
+    move_part<TO_TILE>(tile, memory, slice, V_SCALES_WORD + SCALE_WORDS, V_BIASES, 64 * GROUPS);
+  }
+}
+
+// memory: two slices, the source and the result, so that both ends move whole lines. Either way a slice's parts stand
+// in it where the device order has them; in canonical order each part is sorted by token.
+template <bool TO_DEVICE>
+__device__ __forceinline__ void reorder(const u32* tiles, u32* out, u8* memory) {
+  const int slice = blockIdx.x % 4;
+  const i64 at = (i64)(blockIdx.x / 4) * TILE_WORDS;
+  const u32* tile = tiles + at;
+  u8 *from = memory, *to = memory + SLICE;
+  if (TO_DEVICE) move_parts<false>(tile, from, slice);
+  else move_part<false>(tile, from, slice, 0, 0, SLICE);
   __syncthreads();
-  for (int i = threadIdx.x; i < TILE_WORDS / 4; i += blockDim.x) ((uint4*)(out + tile))[i] = ((const uint4*)result)[i];
+  reorder_codes<true, TO_DEVICE>((const u32*)(from + K_CODES), (u32*)(to + K_CODES));
+  reorder_codes<false, TO_DEVICE>((const u32*)(from + V_CODES), (u32*)(to + V_CODES));
+  reorder_scales<true, TO_DEVICE>(from + K_SCALES, to + K_SCALES);
+  reorder_scales<false, TO_DEVICE>(from + V_SCALES, to + V_SCALES);
+  if (AFFINE) {
+    reorder_scales<true, TO_DEVICE>(from + K_BIASES, to + K_BIASES);
+    reorder_scales<false, TO_DEVICE>(from + V_BIASES, to + V_BIASES);
+  }
+  __syncthreads();
+  if (TO_DEVICE) move_part<true>(out + at, to, slice, 0, 0, SLICE);
+  else move_parts<true>(out + at, to, slice);
+  if (slice == 0)
+    for (int i = threadIdx.x; i < MEAN_BYTES / 4; i += blockDim.x)
+      out[at + (TO_DEVICE ? MEAN / 4 : K_OFFSETS_WORD) + i] = tile[(TO_DEVICE ? K_OFFSETS_WORD : MEAN / 4) + i];
 }
 
 }  // namespace longleaf

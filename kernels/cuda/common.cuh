@@ -1,21 +1,26 @@
 // What every kernel of this folder shares: the device order of a tile, instructions, the rotation.
 //
-// A module is compiled for one head size. The launcher puts these before the include:
+// A module is compiled for one head size and one format. The launcher puts these before the include:
 //   LONGLEAF_D       the head size
+//   LONGLEAF_K_BITS, LONGLEAF_V_BITS  of a code, 4 or 8
+//   LONGLEAF_AFFINE  1: x = code * scale + bias of channels as they came; 0: (code - midrise) * scale of rotated ones
 //   LONGLEAF_INNER   the power of two in H = H_outer (x) H_inner
 //   LONGLEAF_SIGNS   the rotation's signs, one bit a channel, 1 meaning -1
 //   LONGLEAF_OUTER   the signs of H_outer, one word a row ({0} where D is a power of two)
 //
 // Device order of a tile (one KV head, 128 tokens; the canonical order is kernels/formats.py): four slices
 // of 32 tokens, then the mean as it was. All numbers of a slice stand where a lane of mma.m16n8k16 wants
-// them; `lane` = 4g + t. Byte y of a code word holds two rows of the matrix tile, g low and g + 8 high.
+// them; `lane` = 4g + t. A lane has a word of 4-bit codes for each 16 channels and 16 tokens, two of 8-bit codes.
 //
-//   | part     | bytes  | position                  | holds                                                  |
-//   |----------|--------|---------------------------|--------------------------------------------------------|
-//   | k_codes  | 16 D   | [j 2][code_word(i, lane)] | token 16j + g (+ 8), channel 16i + 2t + 8 (y&1) + (y>>1) |
-//   | v_codes  | 16 D   | [j 2][code_word(i, lane)] | token 16j + 2t + 8 (y&1) + (y>>1), channel 16i + g (+ 8) |
-//   | k_scales | 64 G   | [g][group][j][p]          | token 16j + g + 8p                                     |
-//   | v_scales | 64 G   | [j][t][group][p][e]       | token 16j + 2t + 8p + e                                |
+//   | part     | bytes    | position                  | holds                                              |
+//   |----------|----------|---------------------------|----------------------------------------------------|
+//   | k_codes  | 4 bits D | [j 2][code_word(i, lane)] | token 16j + across, channel 16 step + along        |
+//   | v_codes  | 4 bits D | [j 2][code_word(i, lane)] | token 16j + along, channel 16 step + across        |
+//   | k_scales | 64 G     | [g][group][j][p]          | token 16j + g + 8p                                 |
+//   | v_scales | 64 G     | [j][t][group][p][e]       | token 16j + 2t + 8p + e                            |
+//   | k_biases, v_biases  | as the scales             | where AFFINE                                       |
+//
+// with step, across and along of a code as `place_of` says.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -34,13 +39,19 @@ constexpr int STEPS = D / 16;      // 16-channel steps of an mma
 constexpr int BLOCK = 128;         // tokens of a tile
 constexpr int PER_LANE = (D + 31) / 32;
 
+constexpr int K_BITS = LONGLEAF_K_BITS, V_BITS = LONGLEAF_V_BITS;
+constexpr bool AFFINE = LONGLEAF_AFFINE;
+__device__ constexpr float midrise(int bits) { return (1 << (bits - 1)) - .5f; }
+
 constexpr int K_CODES = 0;
-constexpr int V_CODES = 16 * D;
-constexpr int K_SCALES = 32 * D;
+constexpr int V_CODES = 4 * K_BITS * D;
+constexpr int K_SCALES = V_CODES + 4 * V_BITS * D;
 constexpr int V_SCALES = K_SCALES + 64 * GROUPS;
-constexpr int SLICE = V_SCALES + 64 * GROUPS;
+constexpr int K_BIASES = V_SCALES + 64 * GROUPS;
+constexpr int V_BIASES = K_BIASES + 64 * GROUPS;
+constexpr int SLICE = AFFINE ? V_BIASES + 64 * GROUPS : K_BIASES;
 constexpr int MEAN = 4 * SLICE;
-constexpr int MEAN_BYTES = 2 * D;
+constexpr int MEAN_BYTES = AFFINE ? 0 : 2 * D;
 constexpr int TILE = MEAN + MEAN_BYTES;
 constexpr int STAGE = SLICE + MEAN_BYTES;
 
@@ -51,27 +62,50 @@ __constant__ u32 OUTER[] = LONGLEAF_OUTER;
 constexpr int INNER = LONGLEAF_INNER;
 constexpr int NUM_OUTER = D / INNER;
 
-// The words of one lane in 16 tokens of codes are loaded four, then two, then one at a time.
-__device__ constexpr int code_word(int step, int lane) {
-  constexpr int QUADS = STEPS / 4;
-  if (step < 4 * QUADS) return ((step / 4) * 32 + lane) * 4 + step % 4;
-  if (STEPS % 4 >= 2 && step < 4 * QUADS + 2) return 128 * QUADS + lane * 2 + step % 4;
-  return 128 * QUADS + (STEPS % 4 >= 2 ? 64 : 0) + lane;
+// Words of one lane in 16 tokens of codes. They are loaded four, then two, then one at a time.
+template <int BITS> constexpr int WORDS = STEPS * BITS / 4;
+
+template <int BITS>
+__device__ constexpr int code_word(int i, int lane) {
+  constexpr int QUADS = WORDS<BITS> / 4, REST = WORDS<BITS> % 4;
+  if (i < 4 * QUADS) return ((i / 4) * 32 + lane) * 4 + i % 4;
+  if (REST >= 2 && i < 4 * QUADS + 2) return 128 * QUADS + lane * 2 + i % 4;
+  return 128 * QUADS + (REST >= 2 ? 64 : 0) + lane;
+}
+// Code n of a lane's word i: its row of the matrix tile, 0-15, and its place along the sum, 0-15, of step `step`.
+// Four bits: byte y holds two rows, g low and g + 8 high. Eight: a byte holds one.
+template <int BITS>
+__device__ __forceinline__ void place_of(int i, int lane, int n, int& step, int& across, int& along) {
+  const int g = lane >> 2, t = lane & 3, y = n >> 1;
+  step = BITS == 4 ? i : i >> 1;
+  across = g + 8 * (n & 1);
+  along = 2 * t + (BITS == 4 ? 8 * (y & 1) + (y >> 1) : 8 * (i & 1) + y);
 }
 
-__device__ __forceinline__ void load_codes(const u8* codes, int lane, int first, int last, u32 (&w)[STEPS]) {
+// The scale of a slice's token and group among its part's.
+template <bool KEYS>
+__device__ __forceinline__ int scale_place(int token, int group) {
+  const int j = token / 16, x = token % 16;
+  return KEYS ? ((x % 8 * GROUPS + group) * 2 + j) * 2 + x / 8 : (((j * 4 + x % 8 / 2) * GROUPS + group) * 2 + x / 8) * 2 + x % 2;
+}
+
+// The words of steps first..last.
+template <int BITS>
+__device__ __forceinline__ void load_codes(const u8* codes, int lane, int first, int last, u32 (&w)[WORDS<BITS>]) {
+  constexpr int N = WORDS<BITS>, REST = N / 4 * 4;
+  first *= BITS / 4;
+  last *= BITS / 4;
 #pragma unroll
-  for (int i = 0; i < STEPS / 4; i++)
+  for (int i = 0; i < N / 4; i++)
     if (4 * i >= first && 4 * i < last) {
-      const uint4 x = *(const uint4*)(codes + 4 * code_word(4 * i, lane));
+      const uint4 x = *(const uint4*)(codes + 4 * code_word<BITS>(4 * i, lane));
       w[4 * i] = x.x; w[4 * i + 1] = x.y; w[4 * i + 2] = x.z; w[4 * i + 3] = x.w;
     }
-  constexpr int REST = STEPS / 4 * 4;
-  if (STEPS % 4 >= 2 && REST < last) {
-    const uint2 x = *(const uint2*)(codes + 4 * code_word(REST, lane));
-    w[REST] = x.x; w[STEPS > REST + 1 ? REST + 1 : REST] = x.y;
+  if (N % 4 >= 2 && REST < last) {
+    const uint2 x = *(const uint2*)(codes + 4 * code_word<BITS>(REST, lane));
+    w[REST] = x.x; w[N > REST + 1 ? REST + 1 : REST] = x.y;
   }
-  if (STEPS % 2 && STEPS - 1 < last) w[STEPS - 1] = *(const u32*)(codes + 4 * code_word(STEPS - 1, lane));
+  if (N % 2 && N - 1 < last) w[N - 1] = *(const u32*)(codes + 4 * code_word<BITS>(N - 1, lane));
 }
 
 __device__ __forceinline__ float ex2(float x) { float y; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
@@ -79,6 +113,7 @@ __device__ __forceinline__ float lg2(float x) { float y; asm("lg2.approx.f32 %0,
 __device__ __forceinline__ u32 pack_half(float lo, float hi) { u32 y; asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(hi), "f"(lo)); return y; }
 __device__ __forceinline__ u32 pack_bf16(float lo, float hi) { u32 y; asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(hi), "f"(lo)); return y; }
 __device__ __forceinline__ u32 mul_half2(u32 a, u32 b) { u32 y; asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b)); return y; }
+__device__ __forceinline__ u32 fma_half2(u32 a, u32 b, u32 c) { u32 y; asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(a), "r"(b), "r"(c)); return y; }
 __device__ __forceinline__ u32 max_half2(u32 a, u32 b) { u32 y; asm("max.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b)); return y; }
 __device__ __forceinline__ float2 unpack_half(u32 x) { return __half22float2(*reinterpret_cast<__half2*>(&x)); }
 __device__ __forceinline__ u32 transpose8x8(u32 x) { u32 y; asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x)); return y; }
@@ -96,12 +131,24 @@ __device__ __forceinline__ void mma_bf16(float (&d)[4], u32 a0, u32 a1, u32 a2, 
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
-// mma of one word of codes. A masked nibble is the fp16 subnormal c * 2^-24, exact in the tensor core; a whole
-// byte is low + 16 * high, which is what rows g + 8 are given: the caller takes (d[2] - d[0]) / 16.
-__device__ __forceinline__ void mma_codes(float (&d)[4], u32 w, u32 b0, u32 b1, float c0, float c1, float c2, float c3) {
-  const u32 u = __byte_perm(w, 0, 0x4341);
-  mma(d, w & 0x000f000fu, w & 0x00ff00ffu, u & 0x000f000fu, u, b0, b1, c0, c1, c2, c3);
+// mma of the codes of one step. A masked code is the fp16 subnormal c * 2^-24, exact in the tensor core. Of 4-bit
+// codes a whole byte is low + 16 * high, which is what rows g + 8 are given: the caller takes `upper` of the sums.
+template <int BITS>
+__device__ __forceinline__ void mma_codes(float (&d)[4], const u32 (&w)[WORDS<BITS>], int step, u32 b0, u32 b1, float c0, float c1, float c2, float c3) {
+  const u32 x = w[step * (BITS / 4)], odd = __byte_perm(x, 0, 0x4341);
+  if (BITS == 4) mma(d, x & 0x000f000fu, x & 0x00ff00ffu, odd & 0x000f000fu, odd, b0, b1, c0, c1, c2, c3);
+  else {
+    const u32 y = w[(2 * step + 1) % WORDS<BITS>];  // the remainder for the sake of 4 bits, which compile this too
+    mma(d, x & 0x00ff00ffu, odd, y & 0x00ff00ffu, __byte_perm(y, 0, 0x4341), b0, b1, c0, c1, c2, c3);
+  }
 }
+template <int BITS>
+__device__ __forceinline__ void mma_codes(float (&d)[4], const u32 (&w)[WORDS<BITS>], int step, u32 b0, u32 b1) {
+  mma_codes<BITS>(d, w, step, b0, b1, d[0], d[1], d[2], d[3]);
+}
+// The sum of row g + 8 times what `UPPER` divides by, from that of row g and from what mma_codes gave.
+template <int BITS> __device__ __forceinline__ float upper(float low, float both) { return BITS == 4 ? both - low : both; }
+template <int BITS> constexpr float UPPER = BITS == 4 ? .0625f : 1.f;
 
 __device__ __forceinline__ float warp_sum(float x) {
 #pragma unroll
@@ -133,10 +180,11 @@ __device__ __forceinline__ float with_sign(float x, int lane, int i) {
   return __uint_as_float(__float_as_uint(x) ^ (signs[i] << (31 - lane) & 0x80000000u));
 }
 
-// x R, or x R^T (INVERSE), by butterflies; kernels/formats.py has R. `scratch`: D floats of this warp in
+// x R, or x R^T (INVERSE), by butterflies; kernels/formats.py has R. Nothing where AFFINE. `scratch`: D floats of this warp in
 // shared memory, used only where D is not a power of two.
 template <bool INVERSE>
 __device__ __forceinline__ void rotate(Row& x, int lane, float* scratch) {
+  if (AFFINE) return;
   const float norm = rsqrtf((float)D);
 #pragma unroll
   for (int i = 0; i < PER_LANE; i++) {

@@ -13,7 +13,7 @@ import mlx.core as mx
 import numpy as np
 
 from kernels.cuda.plan import Build, Simple, Tensor
-from kernels.formats import TileLayout, rotation
+from kernels.formats import Format, TileLayout, rotation
 
 COMBINE_THREADS = 256
 Kernel = Callable[..., list[mx.array]]
@@ -23,8 +23,9 @@ _C_TYPES = {mx.float16: "__half", mx.bfloat16: "__nv_bfloat16", mx.float32: "flo
 
 
 @cache
-def _head(head_dim: int, file: str) -> str:
+def _head(head_dim: int, format: Format, file: str) -> str:
     """The defines of common.cuh and the include of a kernel's text."""
+    layout = TileLayout(head_dim, format)
     outer = head_dim
     while outer % 2 == 0:
         outer //= 2
@@ -40,6 +41,8 @@ def _head(head_dim: int, file: str) -> str:
     rows = ",".join(words(row) for row in matrix[::inner, ::inner])
     return (
         f"#define LONGLEAF_D {head_dim}\n#define LONGLEAF_INNER {inner}\n"
+        f"#define LONGLEAF_K_BITS {layout.k_bits}\n#define LONGLEAF_V_BITS {layout.v_bits}\n"
+        f"#define LONGLEAF_AFFINE {int(not layout.rotated)}\n"
         f"#define LONGLEAF_SIGNS {{{words(signs)}}}\n#define LONGLEAF_OUTER {{{rows}}}\n"
         f'#include "{(_FOLDER / file).as_posix()}"\n'
     )
@@ -76,7 +79,7 @@ def _strided(c_type: str, name: str, axes: str) -> str:
     return f"::longleaf::Strided<{c_type}>{{{name}, {strides}}}"
 
 
-def _call(build: Build, head_dim: int, c_type: str) -> tuple[str, str, str]:
+def _call(build: Build, layout: TileLayout, c_type: str) -> tuple[str, str, str]:
     """The name of a build, the file its text is in, and the statement that runs it on `call`."""
     arguments = "call, ::longleaf::Cut(cut_shape), smem, po, pl"
     match build:
@@ -86,7 +89,7 @@ def _call(build: Build, head_dim: int, c_type: str) -> tuple[str, str, str]:
         case Tensor():
             sizes = f"{build.row_tiles}, {build.warps}, {build.stages}"
             flags = f"{int(build.queries_shared)}, {int(build.bulk)}"
-            same = f"static_assert(::longleaf::Shared<{sizes}>::BYTES == {build.shared_bytes(head_dim)});"
+            same = f"static_assert(::longleaf::Shared<{sizes}>::BYTES == {build.shared_bytes(layout)});"
             run = f"::longleaf::split<{c_type}, {sizes}, {flags}>({arguments});"
             return f"split_{sizes.replace(', ', '_')}", "split.cuh", f"{same}\n{run}"
 
@@ -94,6 +97,7 @@ def _call(build: Build, head_dim: int, c_type: str) -> tuple[str, str, str]:
 @cache
 def split_kernel(
     head_dim: int,
+    format: Format,
     dtype: mx.Dtype,
     build: Build,
     scale: float,
@@ -106,7 +110,8 @@ def split_kernel(
     t = _C_TYPES[dtype]
     sinks_k, sinks_v = ("sinks_k", "sinks_v") if has_sinks else ("tail_k", "tail_v")
     axes = "hnd" if has_sinks else "bhnd"
-    name, file, run = _call(build, head_dim, t)
+    layout = TileLayout(head_dim, format)
+    name, file, run = _call(build, layout, t)
     body = f"""extern __shared__ __align__(128) unsigned char smem[];
 const ::longleaf::Call<{t}> call = {{
   {_strided(t, "q", "bhnd")},
@@ -123,14 +128,14 @@ const ::longleaf::Call<{t}> call = {{
     inputs += ["tiles"] if has_tiles else []
     inputs += ["lengths"] if has_lengths else []
     return _kernel(
-        f"longleaf_{name}_{head_dim}",
-        _head(head_dim, file),
+        f"longleaf_{name}_{head_dim}_{format}",
+        _head(head_dim, format, file),
         body,
         inputs,
         ["po", "pl"],
         threads=build.threads,
         per_sm=build.per_sm,
-        shared=build.shared_bytes(head_dim),
+        shared=build.shared_bytes(layout),
     )
 
 
@@ -143,7 +148,7 @@ def numbers(shape: tuple[int, ...]) -> mx.array:
 
 
 @cache
-def combine_kernel(head_dim: int, dtype: mx.Dtype, logits: mx.Dtype | None) -> Kernel:
+def combine_kernel(head_dim: int, format: Format, dtype: mx.Dtype, logits: mx.Dtype | None) -> Kernel:
     """The second launch: po (H, partials, B, group, Sq, D), pl [, logits] → out."""
     body = (
         f"::longleaf::combine<{_C_TYPES[dtype]}, {_C_TYPES[logits] if logits else 'float'}>(po, pl, "
@@ -151,47 +156,38 @@ def combine_kernel(head_dim: int, dtype: mx.Dtype, logits: mx.Dtype | None) -> K
         "po_shape[3], po_shape[4]);"
     )
     inputs = ["po", "pl", "logits"] if logits else ["po", "pl"]
-    name = f"longleaf_combine_{head_dim}"
-    return _kernel(
-        name, _head(head_dim, "combine.cuh"), body, inputs, ["out"], threads=COMBINE_THREADS, per_sm=1
-    )
+    name = f"longleaf_combine_{head_dim}_{format}"
+    head = _head(head_dim, format, "combine.cuh")
+    return _kernel(name, head, body, inputs, ["out"], threads=COMBINE_THREADS, per_sm=1)
 
 
 @cache
-def encode_kernel(head_dim: int, dtype: mx.Dtype) -> Kernel:
+def encode_kernel(head_dim: int, format: Format, dtype: mx.Dtype) -> Kernel:
     """k, v (H, 128 * NB, D) → tiles."""
     t = _C_TYPES[dtype]
     body = f"::longleaf::encode<{t}>({_strided(t, 'k', 'hnd')}, {_strided(t, 'v', 'hnd')}, tiles);"
-    head = _head(head_dim, "codec.cuh")
-    return _kernel(f"longleaf_encode_{head_dim}", head, body, ["k", "v"], ["tiles"], threads=256, per_sm=1)
+    name, head = f"longleaf_encode_{head_dim}_{format}", _head(head_dim, format, "codec.cuh")
+    return _kernel(name, head, body, ["k", "v"], ["tiles"], threads=256, per_sm=1)
 
 
 @cache
-def decode_kernel(head_dim: int, dtype: mx.Dtype) -> Kernel:
+def decode_kernel(head_dim: int, format: Format, dtype: mx.Dtype) -> Kernel:
     """tiles → k, v (H, 128 * NB, D)."""
     body = f"::longleaf::decode<{_C_TYPES[dtype]}>(tiles, k, v);"
-    head = _head(head_dim, "codec.cuh")
-    return _kernel(f"longleaf_decode_{head_dim}", head, body, ["tiles"], ["k", "v"], threads=256, per_sm=1)
+    name, head = f"longleaf_decode_{head_dim}_{format}", _head(head_dim, format, "codec.cuh")
+    return _kernel(name, head, body, ["tiles"], ["k", "v"], threads=256, per_sm=1)
 
 
 @cache
-def reorder_kernel(head_dim: int, to_device: bool) -> Kernel:
+def reorder_kernel(head_dim: int, format: Format, to_device: bool) -> Kernel:
     """tiles → tiles in the other order."""
-    tile_bytes = TileLayout(head_dim).tile_bytes
-    staged = 2 * tile_bytes <= 98304
+    tile_bytes = TileLayout(head_dim, format).tile_bytes
     body = (
         "extern __shared__ __align__(128) unsigned char smem[];\n"
-        f"static_assert(::longleaf::TILE == {tile_bytes} && ::longleaf::REORDER_STAGED == {int(staged)});\n"
-        f"::longleaf::reorder<{'true' if to_device else 'false'}>(tiles, out, (unsigned int*)smem);"
+        f"static_assert(::longleaf::TILE == {tile_bytes});\n"
+        f"::longleaf::reorder<{'true' if to_device else 'false'}>(tiles, out, smem);"
     )
-    name = f"longleaf_{'to' if to_device else 'from'}_device_order_{head_dim}"
-    return _kernel(
-        name,
-        _head(head_dim, "codec.cuh"),
-        body,
-        ["tiles"],
-        ["out"],
-        threads=256,
-        per_sm=1,
-        shared=tile_bytes * (2 if staged else 1),
-    )
+    name = f"longleaf_{'to' if to_device else 'from'}_device_order_{head_dim}_{format}"
+    head = _head(head_dim, format, "codec.cuh")
+    shared = tile_bytes // 2  # two slices, with the mean of the tile to spare
+    return _kernel(name, head, body, ["tiles"], ["out"], threads=256, per_sm=1, shared=shared)

@@ -12,8 +12,7 @@ from kernels.cuda.device import Device
 from kernels.formats import TileLayout
 
 MAX_PARTIALS = 512
-"""Of one row, tiles and dense ends together; the combine keeps a weight for each in shared memory."""
-
+"""Of one row, tiles and dense ends together: the combine's work, which grows with them."""
 
 SHORT_BLOCKS = 384
 """Below it, a worker takes longer over a dense item than the streams over their tiles."""
@@ -64,10 +63,11 @@ class Tensor:
     def rings(self) -> int:
         return self.warps
 
-    def shared_bytes(self, head_dim: int) -> int:
+    def shared_bytes(self, layout: TileLayout) -> int:
         """`Shared` in split.cuh."""
-        num_groups, rows = TileLayout(head_dim).num_groups, self.row_tiles
-        stage = 34 * head_dim + 128 * num_groups
+        head_dim, num_groups, rows = layout.head_dim, layout.num_groups, self.row_tiles
+        mean = 2 * head_dim if layout.rotated else 0
+        stage = (layout.tile_bytes - mean) // 4 + mean
         size = self.warps * self.stages * (stage + 8) + self.warps * rows * 64
         size = -(-size // 16) * 16
         size += 2 * rows * -(-head_dim // 32) * 512 + num_groups * rows * 64 + rows * 32
@@ -94,9 +94,9 @@ class Simple:
     def stream_ctas(self, num_blocks: int) -> int:
         return 4 * num_blocks
 
-    def shared_bytes(self, head_dim: int) -> int:
+    def shared_bytes(self, layout: TileLayout) -> int:
         """`SimpleShared` in simple.cuh."""
-        return 4 * (32 * (head_dim + 1) + 2 * self.rows * head_dim)
+        return 4 * (32 * (layout.head_dim + 1) + 2 * self.rows * layout.head_dim)
 
 
 Build = Tensor | Simple
@@ -113,21 +113,22 @@ _TWO_ROW_TILES = {
     128: Tensor(2, 4, 4, False, 2),
     256: Tensor(2, 4, 2, True, 2),
 }
-"""By the largest head size served: what registers and shared memory allow, measured on an H200."""
+"""By the largest head size served: what registers and shared memory allow for int4c, measured on an H200."""
 
 
 @cache
-def build_for(head_dim: int, num_rows: int, on: Device) -> Build:
+def build_for(layout: TileLayout, num_rows: int, on: Device) -> Build:
     """The build for 16-bit queries of `num_rows` rows per KV head that fits the device."""
+    head_dim = layout.head_dim
     table = _TWO_ROW_TILES if num_rows > 8 and head_dim <= 256 else _ONE_ROW_TILE
     build = replace(table[min(d for d in table if d >= head_dim)], bulk=on.bulk_copies)
-    while build.shared_bytes(head_dim) * build.per_sm > on.shared_bytes:
-        if build.per_sm > 1:
-            build = replace(build, per_sm=build.per_sm - 1)
-        elif build.stages > 2:
+    while build.shared_bytes(layout) * build.per_sm > on.shared_bytes:
+        if build.stages > 2:
             build = replace(build, stages=build.stages - 1)
+        elif build.per_sm > 1:
+            build = replace(build, per_sm=build.per_sm - 1)
         else:
-            build = replace(build, warps=build.warps // 2)
+            build = replace(build, warps=build.warps - max(1, build.warps // 4))
     return build
 
 

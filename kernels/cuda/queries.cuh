@@ -93,11 +93,11 @@ __device__ __forceinline__ void store_queries(const T (&rows)[(8 * NB + NW - 1) 
     }
 #pragma unroll
     for (int k = 0; k < GROUPS; k++) {
-      const float x = warp_sum(sums[k]) * (-7.5f / CODE);
+      const float x = warp_sum(sums[k]) * (-midrise(K_BITS) / CODE);
       if (lane) continue;
       float* start = starts + ((k * NB + nb) * 4 + (g >> 1)) * 4 + (g & 1);
       start[0] = x;
-      start[2] = 17.f * x;  // of rows g + 8: low + 16 * high
+      start[2] = K_BITS == 4 ? 17.f * x : x;  // of rows g + 8, which 4-bit codes give low + 16 * high
     }
     if (lane == 0) row_scales[r] = scale * up;
   }

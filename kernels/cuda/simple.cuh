@@ -26,22 +26,25 @@ struct Running {
   }
 };
 
-// K or V of slice s in device order -> tokens[32][PITCH], in the rotated basis. All threads.
+// K or V of slice s in device order -> tokens[32][PITCH], in the rotated basis unless AFFINE. All threads.
 template <bool KEYS>
 __device__ __forceinline__ void decode_slice(const u8* tile, int s, float* tokens) {
+  constexpr int BITS = KEYS ? K_BITS : V_BITS;
   const u8* slice = tile + s * SLICE;
   const u32* words = (const u32*)(slice + (KEYS ? K_CODES : V_CODES));
   const __half* scales = (const __half*)(slice + (KEYS ? K_SCALES : V_SCALES));
-  for (int i = threadIdx.x; i < 2 * STEPS * 32; i += blockDim.x) {
-    const int lane = i & 31, step = i / 32 % STEPS, j = i / 32 / STEPS, g = lane >> 2, t = lane & 3;
-    const u32 w = words[j * 2 * D + code_word(step, lane)];
+  const __half* biases = (const __half*)(slice + (KEYS ? K_BIASES : V_BIASES));
+  for (int x = threadIdx.x; x < 2 * WORDS<BITS> * 32; x += blockDim.x) {
+    const int lane = x & 31, i = x / 32 % WORDS<BITS>, j = x / 32 / WORDS<BITS>;
+    const u32 w = words[j * WORDS<BITS> * 32 + code_word<BITS>(i, lane)];
 #pragma unroll
-    for (int n = 0; n < 8; n++) {
-      const int y = n >> 1, along = 2 * t + 8 * (y & 1) + (y >> 1), across = g + 8 * (n & 1);
-      const int token = KEYS ? across : along, ch = 16 * step + (KEYS ? along : across), k = ch / GROUP;
-      const int at = KEYS ? (((token & 7) * GROUPS + k) * 2 + j) * 2 + (token >> 3)
-                          : ((((j * 4 + (token & 7) / 2) * GROUPS + k) * 2 + (token >> 3)) * 2 + (token & 1));
-      tokens[(16 * j + token) * PITCH + ch] = ((w >> (4 * n) & 15) - 7.5f) * __half2float(scales[at]);
+    for (int n = 0; n < 32 / BITS; n++) {
+      int step, across, along;
+      place_of<BITS>(i, lane, n, step, across, along);
+      const int token = 16 * j + (KEYS ? across : along), ch = 16 * step + (KEYS ? along : across);
+      const int at = scale_place<KEYS>(token, ch / GROUP);
+      const float code = w >> (BITS * n) & ((1 << BITS) - 1), scale = __half2float(scales[at]);
+      tokens[token * PITCH + ch] = AFFINE ? code * scale + __half2float(biases[at]) : (code - midrise(BITS)) * scale;
     }
   }
 }
@@ -124,7 +127,7 @@ __device__ __forceinline__ void add_tiles(Running& run, const Call<T>& c, Simple
   for (int i = c0; i < c1; i++) {
     const u8* tile = (const u8*)(c.tiles + (i >> 2) * c.tile_pitch + h * c.head_pitch);
     __syncthreads();
-    if (i == c0 || !(i & 3)) {
+    if (!AFFINE && (i == c0 || !(i & 3))) {
       float x = 0;
       for (int ch = lane; ch < D; ch += 32) x += s.plain[warp][ch] * __half2float(((const __half*)(tile + MEAN))[ch]);
       mean = warp_sum(x);

@@ -6,11 +6,12 @@
 // fills and reads: no barrier and no atomic in the loop. The next slice is asked for when the current one has
 // arrived, before it is computed. BULK: cp.async.bulk on an mbarrier (sm_90 and later), else cp.async.
 //
-//   scores   A = K codes (16 tokens x 16 channels), B = q: 8 rows. Accumulators start at -7.5 * 2^-24 * sum(q), which
-//            takes the midrise offset out for nothing; scales multiply in fp32.
+//   scores   A = K codes (16 tokens x 16 channels), B = q: 8 rows. Accumulators start at -midrise * 2^-24 * sum(q),
+//            which takes that offset out for nothing; scales multiply in fp32.
 //   softmax  base 2, per warp, lazy: rescaled only when a score passes the kept maximum by 2^SLACK.
 //   values   A = V codes (channels x tokens), B = P * scale in fp16. Each slice starts from zero and is added in
 //            fp32: the tensor core truncates when it accumulates, and codes are all positive (up to 4e-3 otherwise).
+//   affine   code * s + b = (code - 7.5) * s + (b + 7.5 s), whose last term is small: it adds to what `weighted` sums.
 //
 // Ranges: q is divided by a power of two per row so that any float input fits in fp16. P is kept 2^bias larger,
 // with bias chosen from the largest value scale seen, so that P * scale neither underflows nor overflows.
@@ -70,7 +71,7 @@ struct Ring {
         const u32 bar = bars + 8 * stage;
         asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(mean ? STAGE : SLICE) : "memory");
         bulk_copy(to, slice, SLICE, bar, policy);
-        if (mean) bulk_copy(to + SLICE, tile + MEAN, MEAN_BYTES, bar, policy);
+        if (MEAN_BYTES && mean) bulk_copy(to + SLICE, tile + MEAN, MEAN_BYTES, bar, policy);
       }
       return;
     }
@@ -194,7 +195,7 @@ __device__ __forceinline__ void split(const Call<T>& c, const Cut all, u8* smem,
       __syncwarp();
     }
     const u8* slice = ring.stages + stage * STAGE;
-    if (new_tile) {
+    if (!AFFINE && new_tile) {
       // q . mean: rows 0-7 of A hold an even step, rows 8-15 an odd one; the other half of each product is unused
       float even[NB][4], odd[NB][4];
 #pragma unroll
@@ -231,13 +232,14 @@ __device__ __forceinline__ void split(const Call<T>& c, const Cut all, u8* smem,
     for (int k = 0; k < GROUPS; k++) ks[k] = *(const uint2*)(slice + K_SCALES + (g * GROUPS + k) * 8);
 #pragma unroll
     for (int j = 0; j < 2; j++) {
-      u32 w[STEPS];
-      if (GROUP != 64) load_codes(slice + K_CODES + j * 8 * D, lane, 0, STEPS, w);
+      const u8* codes = slice + K_CODES + j * 2 * K_BITS * D;
+      u32 w[WORDS<K_BITS>];
+      if (GROUP != 64) load_codes<K_BITS>(codes, lane, 0, STEPS, w);
 #pragma unroll
       for (int k = 0; k < GROUPS; k++) {
         constexpr int AT_MOST = (GROUP + 15) / 16 + 1;
         const int first = k * GROUP / 16, last = ((k + 1) * GROUP + 15) / 16;
-        if (GROUP == 64) load_codes(slice + K_CODES + j * 8 * D, lane, first, last, w);
+        if (GROUP == 64) load_codes<K_BITS>(codes, lane, first, last, w);
         float a[NB][4];
 #pragma unroll
         for (int x = 0; x < AT_MOST; x++) {
@@ -249,15 +251,15 @@ __device__ __forceinline__ void split(const Call<T>& c, const Cut all, u8* smem,
             query(step, n, k, b0, b1);
             if (x == 0) {
               const float4 y = starts[(k * NB + n) * 4 + t];
-              mma_codes(a[n], w[step], b0, b1, y.x, y.y, y.z, y.w);
-            } else mma_codes(a[n], w[step], b0, b1, a[n][0], a[n][1], a[n][2], a[n][3]);
+              mma_codes<K_BITS>(a[n], w, step, b0, b1, y.x, y.y, y.z, y.w);
+            } else mma_codes<K_BITS>(a[n], w, step, b0, b1);
           }
         }
         const float2 e = unpack_half(j ? ks[k].y : ks[k].x);
-        const float low = e.x, high = e.y * .0625f;
+        const float low = e.x, high = e.y * UPPER<K_BITS>;
 #pragma unroll
         for (int n = 0; n < NB; n++) {
-          const float d2 = a[n][2] - a[n][0], d3 = a[n][3] - a[n][1];
+          const float d2 = upper<K_BITS>(a[n][0], a[n][2]), d3 = upper<K_BITS>(a[n][1], a[n][3]);
           if (k == 0) {
             score[j][n][0] = a[n][0] * low; score[j][n][1] = a[n][1] * low;
             score[j][n][2] = d2 * high; score[j][n][3] = d3 * high;
@@ -265,18 +267,33 @@ __device__ __forceinline__ void split(const Call<T>& c, const Cut all, u8* smem,
             score[j][n][0] += a[n][0] * low; score[j][n][1] += a[n][1] * low;
             score[j][n][2] += d2 * high; score[j][n][3] += d3 * high;
           }
+          if (AFFINE) {
+            const uint2 biases = *(const uint2*)(slice + K_BIASES + (g * GROUPS + k) * 8);
+            const float2 b = unpack_half(j ? biases.y : biases.x);
+            const float4 y = starts[(k * NB + n) * 4 + t];
+            const float more = b.x * (-1 / midrise(4)) - e.x, more8 = b.y * (-1 / midrise(4)) - e.y;  // of sum(q) * -7.5
+            score[j][n][0] += y.x * more; score[j][n][1] += y.y * more;
+            score[j][n][2] += y.x * more8; score[j][n][3] += y.y * more8;
+          }
         }
       }
     }
 
-    uint2 vs[2][GROUPS];
+    uint2 vs[2][GROUPS], vb[2][GROUPS];  // vb: where AFFINE, b + 7.5 s
     u32 top_scale = 0;
 #pragma unroll
     for (int j = 0; j < 2; j++)
 #pragma unroll
       for (int k = 0; k < GROUPS; k++) {
         vs[j][k] = *(const uint2*)(slice + V_SCALES + ((j * 4 + t) * GROUPS + k) * 8);
-        top_scale = max_half2(top_scale, max_half2(vs[j][k].x, vs[j][k].y));
+        if (AFFINE) {
+          constexpr u32 MIDRISE = 0x47804780u, MAGNITUDE = 0x7fff7fffu;  // 7.5 twice
+          vb[j][k] = *(const uint2*)(slice + V_BIASES + ((j * 4 + t) * GROUPS + k) * 8);
+          vb[j][k].x = fma_half2(vs[j][k].x, MIDRISE, vb[j][k].x);
+          vb[j][k].y = fma_half2(vs[j][k].y, MIDRISE, vb[j][k].y);
+          top_scale = max_half2(top_scale, max_half2(vb[j][k].x & MAGNITUDE, vb[j][k].y & MAGNITUDE));
+          top_scale = max_half2(top_scale, max_half2(vs[j][k].x & MAGNITUDE, vs[j][k].y & MAGNITUDE));
+        } else top_scale = max_half2(top_scale, max_half2(vs[j][k].x, vs[j][k].y));
       }
     float candidate[NB][2];
     const bool larger = max_half2(top_scale, largest) != largest;
@@ -317,6 +334,7 @@ __device__ __forceinline__ void split(const Call<T>& c, const Cut all, u8* smem,
     }
 
     // P, moved from (row = token) to (row = query) order, times the value scale of each group
+    constexpr u32 ONES = 0x3c003c00u, OFFSET = V_BITS == 4 ? 0xc780c780u : 0xd7f8d7f8u;  // 1; -7.5 or -127.5
     u32 p[2][NB][GROUPS][2];
 #pragma unroll
     for (int j = 0; j < 2; j++)
@@ -332,24 +350,29 @@ __device__ __forceinline__ void split(const Call<T>& c, const Cut all, u8* smem,
         for (int k = 0; k < GROUPS; k++) {
           p[j][n][k][0] = mul_half2(x0, vs[j][k].x);
           p[j][n][k][1] = mul_half2(x1, vs[j][k].y);
+          if (AFFINE) {
+            float d[4];
+            mma(d, ONES, ONES, ONES, ONES, mul_half2(x0, vb[j][k].x), mul_half2(x1, vb[j][k].y), 0, 0, 0, 0);
+            weighted[k][n][0] += d[0];
+            weighted[k][n][1] += d[1];
+          }
         }
       }
-    constexpr u32 ONES = 0x3C003C00u;
 #pragma unroll
-    for (int n = 0; n < NB; n++)  // sums of P * scale, for the 7.5 of the codes
+    for (int n = 0; n < NB; n++)  // sums of P * scale times what a code is off by
 #pragma unroll
       for (int k = 0; k < GROUPS; k++) {
         float d[4];
-        mma(d, ONES, ONES, ONES, ONES, p[0][n][k][0], p[0][n][k][1], 0, 0, 0, 0);
-        mma(d, ONES, ONES, ONES, ONES, p[1][n][k][0], p[1][n][k][1]);
+        mma(d, OFFSET, OFFSET, OFFSET, OFFSET, p[0][n][k][0], p[0][n][k][1], 0, 0, 0, 0);
+        mma(d, OFFSET, OFFSET, OFFSET, OFFSET, p[1][n][k][0], p[1][n][k][1]);
         weighted[k][n][0] += d[0];
         weighted[k][n][1] += d[1];
       }
 #pragma unroll
     for (int quad = 0; quad < STEPS; quad += 4) {
-      u32 x[STEPS], y[STEPS];
-      load_codes(slice + V_CODES, lane, quad, quad + 4, x);
-      load_codes(slice + V_CODES + 8 * D, lane, quad, quad + 4, y);
+      u32 x[WORDS<V_BITS>], y[WORDS<V_BITS>];
+      load_codes<V_BITS>(slice + V_CODES, lane, quad, quad + 4, x);
+      load_codes<V_BITS>(slice + V_CODES + 2 * V_BITS * D, lane, quad, quad + 4, y);
 #pragma unroll
       for (int i = quad; i < quad + 4; i++) {
         if (i >= STEPS) break;
@@ -357,14 +380,14 @@ __device__ __forceinline__ void split(const Call<T>& c, const Cut all, u8* smem,
 #pragma unroll
         for (int n = 0; n < NB; n++) {
           float d[4];
-          mma_codes(d, x[i], p[0][n][low][0], p[0][n][low][1], 0, 0, 0, 0);
-          mma_codes(d, y[i], p[1][n][low][0], p[1][n][low][1], d[0], d[1], d[2], d[3]);
+          mma_codes<V_BITS>(d, x, i, p[0][n][low][0], p[0][n][low][1], 0, 0, 0, 0);
+          mma_codes<V_BITS>(d, y, i, p[1][n][low][0], p[1][n][low][1]);
           if (low != high) {  // channels 16i + 8.. belong to the next scale
             float z[4];
-            mma_codes(z, x[i], p[0][n][high][0], p[0][n][high][1], 0, 0, 0, 0);
-            mma_codes(z, y[i], p[1][n][high][0], p[1][n][high][1], z[0], z[1], z[2], z[3]);
-            d[2] = z[2] - z[0] + d[0];
-            d[3] = z[3] - z[1] + d[1];
+            mma_codes<V_BITS>(z, x, i, p[0][n][high][0], p[0][n][high][1], 0, 0, 0, 0);
+            mma_codes<V_BITS>(z, y, i, p[1][n][high][0], p[1][n][high][1]);
+            d[2] = V_BITS == 4 ? z[2] - z[0] + d[0] : z[2];
+            d[3] = V_BITS == 4 ? z[3] - z[1] + d[1] : z[3];
           }
 #pragma unroll
           for (int e = 0; e < 4; e++) o[i][n][e] += d[e];
@@ -391,10 +414,10 @@ __device__ __forceinline__ void split(const Call<T>& c, const Cut all, u8* smem,
       if (g == 0) ml[warp * 8 + 2 * t + e] = make_float2(m[n][e] - bias, x);
 #pragma unroll
       for (int i = 0; i < STEPS; i++) {
-        const float low = o[i][n][e], high = o[i][n][e + 2] - low;
+        const float low = o[i][n][e], high = upper<V_BITS>(low, o[i][n][e + 2]);
         float* at = own + (2 * t + e) * O_PITCH + 16 * i + g;
-        at[0] = low * CODE - 7.5f * weighted[16 * i / GROUP][n][e];
-        at[8] = high * (CODE / 16) - 7.5f * weighted[(16 * i + 8) / GROUP][n][e];
+        at[0] = low * CODE + weighted[16 * i / GROUP][n][e];
+        at[8] = high * (CODE * UPPER<V_BITS>) + weighted[(16 * i + 8) / GROUP][n][e];
       }
     }
     __syncthreads();
