@@ -6,7 +6,8 @@ sequence shows distances up to the whole context. Knows no model; needs numpy al
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,6 +24,10 @@ HEAD = ids([words.SYSTEM, *SYSTEM_TEXT.split(), words.END, words.USER])
 ASK = ids([words.END, words.ASSISTANT])
 END = ids([words.END])
 NEXT = ids([words.END, words.USER])
+
+SHORTEST = 256
+SHORTER_SHARE = 0.35
+"""Of batches whose sequences are shorter than the phase's, down to 256 tokens."""
 
 _PERSON_ASKED = 27.0
 _PERSON_TOLD = 14.0
@@ -46,9 +51,9 @@ def make_sequence(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Ids, positions, and 1 + a place in `TASKS` where the next token is learned; (num_tokens,) each."""
     most = (num_tokens - len(HEAD) - 24) / (_PERSON_ASKED + _PERSON_TOLD)
-    num_people = max(
-        1, round(most * rng.uniform(0.05, 1.0))
-    )  # few people show how, many that it must be right
+    # Few people show how it is done, many that it must be done right, and one alone is hard to find.
+    share = rng.uniform(0.05, 1.0) if rng.random() < 0.6 else most ** -rng.random()
+    num_people = max(1, round(most * share))
     num_lists = int(rng.binomial(num_people, 0.1))
     num_hops = int(rng.binomial(num_people - num_lists, 0.2))
     num_codes = num_people - num_lists - num_hops
@@ -93,15 +98,18 @@ def _positions(rng: np.random.Generator, sequence: np.ndarray) -> np.ndarray:
     return np.cumsum(steps)
 
 
-def batches(seed: int, tokens_per_batch: int, length_of: object) -> Iterator[Batch]:
-    """Without end; each batch's sequences have the length that `length_of()` gives at that moment."""
+def batches(seed: int, tokens_per_batch: int, longest: Callable[[], int]) -> Iterator[Batch]:
+    """Without end; most have sequences as long as `longest()` says at that moment, some shorter ones.
+
+    Without those a model forgets short documents.
+    """
     rng = np.random.default_rng(seed)
-    made = 0
-    while True:
+    for made in itertools.count():
         if made % 64 == 0:
             filler = Filler(rng, 30_000)
-        made += 1
-        num_tokens = int(length_of())  # type: ignore[operator]
+        num_tokens = longest()
+        if num_tokens > SHORTEST and rng.random() < SHORTER_SHARE:
+            num_tokens >>= int(rng.integers(1, num_tokens.bit_length() - SHORTEST.bit_length() + 1))
         rows = [make_sequence(rng, filler, num_tokens) for _ in range(tokens_per_batch // num_tokens)]
         sequences, positions, flags = (np.stack(part) for part in zip(*rows, strict=True))
         learned = np.flatnonzero(flags)

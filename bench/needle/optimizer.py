@@ -9,6 +9,9 @@ from torch import Tensor
 
 from bench.needle.transformer import Transformer
 
+STATES = ("muon", "adam")
+"""The parts of the optimiser's state, each small enough for a file of its own."""
+
 
 def orthogonalized(g: Tensor, num_steps: int = 5) -> Tensor:
     """For each matrix of (n, rows, columns) one with the same spaces and singular values near 1."""
@@ -60,19 +63,21 @@ class Optimizer:
         self._adam.step()
         self._adam.zero_grad(set_to_none=True)
 
-    def state(self) -> dict[str, Tensor]:
-        """Copies of the moments of both, by name."""
-        state = {f"muon.{i}": moment.cpu() for i, moment in enumerate(self._moments)}
-        for i, kept in self._adam.state_dict()["state"].items():
-            state |= {f"adam.{i}.{name}": value.detach().cpu() for name, value in kept.items()}
-        return state
+    def state(self) -> dict[str, dict[str, Tensor]]:
+        """Copies of the moments: of each of `STATES`, its tensors by name."""
+        muon = {str(i): moment.cpu() for i, moment in enumerate(self._moments)}
+        adam = {
+            f"{i}.{name}": value.detach().cpu()
+            for i, kept in self._adam.state_dict()["state"].items()
+            for name, value in kept.items()
+        }
+        return {"muon": muon, "adam": adam}
 
-    def load(self, state: dict[str, Tensor]) -> None:
+    def load(self, state: dict[str, dict[str, Tensor]]) -> None:
         for i, moment in enumerate(self._moments):
-            moment.copy_(state[f"muon.{i}"])
+            moment.copy_(state["muon"][str(i)])
         whole = self._adam.state_dict()
-        for name, value in state.items():
-            kind, i, *field = name.split(".")
-            if kind == "adam":
-                whole["state"].setdefault(int(i), {})[field[0]] = value
+        for name, value in state["adam"].items():
+            i, field = name.split(".")
+            whole["state"].setdefault(int(i), {})[field] = value
         self._adam.load_state_dict(whole)

@@ -5,7 +5,7 @@ import pytest
 
 from bench.needle import words
 from bench.needle.batches import CONTEXT_TOKENS, HEAD, batches, make_sequence
-from bench.needle.documents import Filler
+from bench.needle.documents import TASKS, Filler
 
 
 @pytest.fixture(params=[128, 512, 4096])
@@ -49,10 +49,17 @@ def test_some_sequences_leap_and_some_do_not():
 
 
 def test_a_batch_holds_the_same_number_of_tokens_at_every_length():
-    lengths = iter([128, 512])
-    made = batches(1, 1024, lambda: next(lengths))
-    shapes = [next(made).ids.shape for _ in range(2)]
-    assert shapes == [(8, 128), (2, 512)]
+    made = batches(1, 2048, lambda: 2048)
+    shapes = {next(made).ids.shape for _ in range(40)}
+    assert shapes == {(1, 2048), (2, 1024), (4, 512), (8, 256)}
+
+
+def test_tasks_name_whose_answer_a_token_is_of():
+    batch = next(batches(1, 4096, lambda: 4096))
+    assert batch.tasks.shape == batch.learned.shape
+    after = batch.ids.flatten()[batch.learned[batch.tasks == TASKS.index("count")] + 1]
+    counts = {words.ID_OF[w] for w in words.COUNTS}
+    assert counts & set(after.tolist())
 
 
 def test_the_same_seed_gives_the_same_batches():
