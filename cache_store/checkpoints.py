@@ -82,7 +82,7 @@ class Checkpoints:
 
         False also where a layer before it is not stored: nothing could go on from there.
         """
-        if not all(self._path(key, _layer(n)).exists() for n in range(layer)):
+        if not all(os.path.exists(self._path(key, _layer(n))) for n in range(layer)):
             return False
         if not self._save(key, _hidden(layer), sections, meta):
             return False
