@@ -1,6 +1,6 @@
 """Thousands of seeded faults, each on a folder of its own, each followed by the same questions.
 
-    python tests/cache_store/fault_sweep.py [--seeds 5] [--report bench/results/snapshots_faults.json]
+    PYTHONPATH=. python tests/cache_store/fault_sweep.py [--seeds 5] [--report FILE.json]
 
 A case is a folder full of blocks, an action, and a fault: the process dies (SIGKILL) at one file-system
 call of the action, or that call fails; a file was damaged before; the clock jumped; a second process does
@@ -355,7 +355,7 @@ def main() -> None:
     report = {
         "bench": "snapshot fault sweep",
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()} {platform.release()}",
-        "command": f"python {Path(__file__).name} --seeds {options.seeds} --sample {options.sample}",
+        "command": f"python tests/cache_store/{Path(__file__).name} --seeds {options.seeds} --sample {options.sample}",
         "cases": sum(n for kind, n in sweep.cases.items() if kind != "ended before it was killed"),
         "by_fault": dict(sweep.cases),
         "actions": list(ACTIONS),
