@@ -352,10 +352,11 @@ def main() -> None:
         sweep = Sweep(Path(folder))
         for seed in range(options.seeds):
             sweep.run(seed, options.sample)
+    arguments = f"--seeds {options.seeds} --sample {options.sample}"
     report = {
         "bench": "snapshot fault sweep",
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()} {platform.release()}",
-        "command": f"python tests/cache_store/{Path(__file__).name} --seeds {options.seeds} --sample {options.sample}",
+        "command": f"python tests/cache_store/fault_sweep.py {arguments}",
         "cases": sum(n for kind, n in sweep.cases.items() if kind != "ended before it was killed"),
         "by_fault": dict(sweep.cases),
         "actions": list(ACTIONS),
