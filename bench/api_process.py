@@ -63,8 +63,9 @@ def running(folder: Path, ends_jobs: bool = True) -> Iterator[Service]:
         "LONGLEAF_PORT": str(port),
         "REDIS_URL": f"unix://{path}",
         "LOG_FORMAT": "json",
-        # The stand-in shows no job as its own.
+        # The stand-in shows no job as its own, which must not look like a loss.
         "LONGLEAF_GONE_AFTER_S": "3600",
+        "LONGLEAF_LOST_AFTER_S": "3600",
         "PYTHONPATH": str(ROOT),
     }
     redis = subprocess.Popen(command(find_program(), redis_folder, path), stdout=subprocess.DEVNULL)
