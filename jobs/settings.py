@@ -61,6 +61,7 @@ class SharedSettings(BaseSettings):
     def snapshots(self) -> Path:
         """Folder of the snapshot store."""
         return self.data / "snapshots"
+
     log_format: LogFormat = Field(default="text", validation_alias="LOG_FORMAT")
 
 
