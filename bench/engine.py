@@ -199,7 +199,9 @@ def measure(
         ours = Ours(module, config)
         first_s, paces, cache = ours.run(tokens, num_output)
         size = sum(array.nbytes for array in cache.arrays())
-        more["planned_bytes"] = plan(config, num_tokens, SUFFIX_TOKENS, num_output).total_bytes
+        more["planned_bytes"] = plan(
+            config, num_tokens, SUFFIX_TOKENS, num_output, on_cuda=mx.cuda.is_available()
+        ).total_bytes
         more["peak_bytes"] = mx.get_peak_memory()
         more["encode_share"] = encode_s(config, num_tokens) / first_s
         with tempfile.TemporaryDirectory() as folder:

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+from contextlib import suppress
+
 import mlx.core as mx
 import mlx.nn as nn
+import pytest
 from mlx.utils import tree_flatten
 
-from worker.dense import dequantize_weights
+from worker.dense import dense_for_now, dequantize_weights
 
 
 class Small(nn.Module):
@@ -46,3 +49,20 @@ def test_a_model_without_quantised_layers_is_left_as_it_is() -> None:
     weight = model.embed.weight
     dequantize_weights(model)
     assert model.embed.weight is weight
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_weights_are_dense_only_for_a_while(fails) -> None:
+    mx.random.seed(0)
+    model = Small()
+    nn.quantize(model, group_size=32, bits=4)
+    quantised = list(model.layers)
+    ids = mx.array([[1, 7, 39]])
+    before = model(ids)
+    with suppress(ArithmeticError), dense_for_now(model, mx.float32):
+        assert [type(layer) for layer in model.layers] == [nn.Linear, nn.Linear]
+        assert mx.allclose(model(ids), before, rtol=1e-4, atol=1e-4)
+        if fails:
+            raise ArithmeticError
+    assert all(a is b for a, b in zip(model.layers, quantised, strict=True))
+    assert mx.array_equal(model(ids), before)

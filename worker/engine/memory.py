@@ -44,10 +44,11 @@ def require_memory(
         EngineError: `memory_exceeded`; names the prediction, the limit and what would fit.
     """
     on_cpu = mx.default_device() == mx.Device(mx.cpu)
-    found = plan(config, num_tokens, num_suffix, num_output, on_cpu)
+    on_cuda = not on_cpu and mx.cuda.is_available()
+    found = plan(config, num_tokens, num_suffix, num_output, on_cpu, on_cuda)
     if found.total_bytes <= limit_bytes:
         return limit_bytes - found.total_bytes
-    num_fitting = most_tokens(config, limit_bytes, num_suffix, num_output, on_cpu)
+    num_fitting = most_tokens(config, limit_bytes, num_suffix, num_output, on_cpu, on_cuda)
     next_step = (
         f"up to {num_fitting:,} tokens would fit: send a shorter document, or choose a smaller model."
         if num_fitting

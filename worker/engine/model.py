@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from jobs import ModelCard
@@ -29,6 +30,8 @@ class Model:
 
     embed: Callable[[mx.array], mx.array]
     layers: list[Layer]
+    modules: list[nn.Module]
+    """Where each layer's weights are."""
     norm: Callable[[mx.array], mx.array]
     head: Callable[[mx.array], mx.array]
     shapes: list[LayerShape]
@@ -126,6 +129,7 @@ def load(folder: Path, model_id: str, memory_bytes: int | None = None) -> Model:
     return Model(
         embed=parts.embed,
         layers=parts.layers,
+        modules=parts.modules,
         norm=parts.norm,
         head=parts.head,
         shapes=shapes,

@@ -11,7 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from worker.engine.shapes import LayerShape, layer_shapes, text_config
-from worker.engine.weights import dense_width, element_bytes, experts, weights_bytes
+from worker.engine.weights import (
+    dense_width,
+    element_bytes,
+    experts,
+    largest_dense_layer_bytes,
+    weights_bytes,
+)
 
 SINK_TOKENS, BLOCK_TOKENS, TAIL_TOKENS, QUERY_TOKENS = 64, 128, 2048, 16
 WINDOW_SPARE_TOKENS = BLOCK_TOKENS + QUERY_TOKENS
@@ -60,6 +66,7 @@ def plan(
     num_suffix: int = SUFFIX_TOKENS,
     num_output: int = OUTPUT_TOKENS,
     on_cpu: bool = False,
+    on_cuda: bool = False,
 ) -> Plan:
     """Predict the peak of one request.
 
@@ -69,6 +76,7 @@ def plan(
         num_suffix: tokens of the prompt behind the last whole block of the reusable prefix.
         num_output: tokens of the answer.
         on_cpu: whether weights and activations become dense float32, as they do there.
+        on_cuda: whether a layer's weights become dense while a long prefix passes through it.
 
     Raises:
         KeyError: if the config lacks a size.
@@ -104,6 +112,8 @@ def plan(
         activations_bytes += 3 * scores_bytes * min(num_tokens, max(windows) + chunk)
     # Stage one: a chunk passes a layer, or the encoder copies the layer's keys and values.
     stage_one = hidden_bytes + layer_bytes + max(activations_bytes, layer_bytes)
+    if on_cuda:
+        stage_one += largest_dense_layer_bytes(config)
     # Stage two: the layer is decoded, joined with its sinks and then with its tail. The new tokens' keys and
     # values of all layers wait for one evaluation.
     waiting = sum(map(_num_kv, own)) * element * num_new
@@ -128,12 +138,13 @@ def most_tokens(
     num_suffix: int = SUFFIX_TOKENS,
     num_output: int = OUTPUT_TOKENS,
     on_cpu: bool = False,
+    on_cuda: bool = False,
 ) -> int:
     """The largest number of tokens, up to the model's context, whose plan fits; 0 if none does."""
     low, high = 0, config["max_position_embeddings"]
     while low < high:
         middle = (low + high + 1) // 2
-        fits = plan(config, middle, num_suffix, num_output, on_cpu).total_bytes <= memory_bytes
+        fits = plan(config, middle, num_suffix, num_output, on_cpu, on_cuda).total_bytes <= memory_bytes
         low, high = (middle, high) if fits else (low, middle - 1)
     return int(low)
 

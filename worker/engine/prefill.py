@@ -8,10 +8,13 @@ the same computation.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 import mlx.core as mx
 import numpy as np
 
 from kernels import encode
+from worker.dense import dense_for_now
 from worker.engine.kv_cache import (
     SINK_TOKENS,
     BorrowedLayer,
@@ -30,6 +33,9 @@ CHUNK_TOKENS = 2048
 CPU_CHUNK_TOKENS = 256
 """On a CPU larger chunks gain under 5 % (bench/prefill_attention.py) and leave a cancelled job waiting
 longer. Where MLX's attention stands in for ours they lose: it lays out all scores, masked ones too."""
+
+DENSE_TOKENS = 512
+"""On CUDA, tokens from which a layer's weights are made dense for the pass."""
 
 
 def prefill_prefix(model: Model, cache: KVCache, tokens: np.ndarray, num_spare: int, report: Report) -> None:
@@ -51,13 +57,14 @@ def prefill_prefix(model: Model, cache: KVCache, tokens: np.ndarray, num_spare: 
         layer, kept = model.layers[index], cache.layers[index]
         assert not isinstance(kept, BorrowedLayer), f"layer {index} borrows before one that does not"
         exact: ExactLayer | WindowLayer = kept if isinstance(kept, WindowLayer) else _exact(kept, start, end)
-        for i, (a, b) in enumerate(bounds):
-            report.check()
-            hidden[i] = layer(hidden[i], ids[:, a:b], exact)
-            mx.eval(hidden[i], exact.arrays())
-            # Every layer counts as its share of the tokens, so the bar moves evenly.
-            num_done = ((end - start) * index + b) // num_layers
-            report.progress("prefill", start + num_done, end, start)
+        with _fast_weights(model, index, end - start):
+            for i, (a, b) in enumerate(bounds):
+                report.check()
+                hidden[i] = layer(hidden[i], ids[:, a:b], exact)
+                mx.eval(hidden[i], exact.arrays())
+                # Every layer counts as its share of the tokens, so the bar moves evenly.
+                num_done = ((end - start) * index + b) // num_layers
+                report.progress("prefill", start + num_done, end, start)
         if isinstance(exact, WindowLayer):
             exact.end_prefix()
         elif isinstance(kept, CompressedLayer):
@@ -81,9 +88,18 @@ def prefill_suffix(
         h = model.embed(ids[:, a:b])
         for layer, layer_cache in zip(model.layers, cache.layers, strict=True):
             h = layer(h, ids[:, a:b], layer_cache)
-        mx.eval(h, cache.arrays())
+            # One by one: a GPU would hold every layer's decoded keys and values until all are done.
+            mx.eval(h)
+        mx.eval(cache.arrays())
         report.progress("prefill", start + b, start + len(tokens), cached_tokens)
     return model.logits(h)
+
+
+def _fast_weights(model: Model, index: int, num_tokens: int) -> AbstractContextManager[None]:
+    """A layer's weights in the form in which this device multiplies many tokens fastest."""
+    if mx.cuda.is_available() and num_tokens >= DENSE_TOKENS:
+        return dense_for_now(model.modules[index], model.dtype)
+    return nullcontext()
 
 
 def _chunks(num_tokens: int) -> list[tuple[int, int]]:

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 
 from worker.engine.kv_cache import BorrowedLayer
 
@@ -25,6 +26,8 @@ class Walk:
     embed: Callable[[mx.array], mx.array]
     """(B, n) token ids → (B, n, width)."""
     layers: list[Layer]
+    modules: list[nn.Module]
+    """Where each layer's weights are."""
     norm: Callable[[mx.array], mx.array]
     head: Callable[[mx.array], mx.array]
     """(B, n, width) → (B, n, vocab)."""
@@ -53,7 +56,7 @@ def walk(module: Any, architecture: str) -> Walk:
             partial(_gemma4_layer, body, i, _gemma4_projection(body, i)) for i in range(len(body.layers))
         ]
         head = partial(_gemma4_head, module, head)
-    return Walk(embed, layers, body.norm, head, body.norm.weight.dtype)
+    return Walk(embed, layers, list(body.layers), body.norm, head, body.norm.weight.dtype)
 
 
 def _plain_layer(layer: Any, h: mx.array, tokens: mx.array, cache: Any) -> mx.array:

@@ -35,6 +35,18 @@ def weights_bytes(config: dict[str, Any], on_cpu: bool = False) -> int:
     return int(total + _num_vector_elements(config) * (4 if on_cpu else element))
 
 
+def largest_dense_layer_bytes(config: dict[str, Any]) -> int:
+    """Bytes of the largest layer's matrices made dense, experts left out."""
+    config = text_config(config)
+    sizes: dict[str, int] = {}
+    for path, num_rows, num_columns in _matrices(config):
+        if path.startswith("model.layers."):
+            layer = path.split(".")[2]
+            if ".self_attn." in path or not experts(config, int(layer))[0]:
+                sizes[layer] = sizes.get(layer, 0) + element_bytes(config) * num_rows * num_columns
+    return max(sizes.values())
+
+
 def element_bytes(config: dict[str, Any]) -> int:
     """Of a weight or an activation that is not quantised."""
     return 4 if (config.get("torch_dtype") or config.get("dtype")) == "float32" else 2
