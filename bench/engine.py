@@ -7,7 +7,8 @@ on them. Modes: `ours`; `mlx_lm_fp16`, mlx_lm's generation as it is; `mlx_lm_kv4
 from the first token. prefill_tokens_s: prompt tokens by the seconds to the first token. decode_tokens_s: the
 median pace of the tokens that follow. peak_bytes: of prefill and decode together, weights included, where
 planned_bytes is what the planner predicts. A prefill that would pass --limit-s if time grew with the square
-of the length before it is left out, and decode runs over a cache of random numbers.
+of the length before it, or that MLX has no product for, is left out, and decode runs over a cache of random
+numbers.
 Ours also saves the prefix, restores it and compares the next token's logits with those of the cache that
 was saved; encode_share is what encoding all layers takes of the seconds to the first token. Prints a table
 and one JSON line; the line is kept in bench/results/engine.<device>.json.
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import re
 import statistics
@@ -208,9 +210,14 @@ def measure(
             more |= ours.snapshot(tokens, cache, Path(folder))
     else:
         peer = Peer(module, 4 if mode == "mlx_lm_kv4" else None)
+        more["refused"] = None
         if prefill:
-            first_s, paces, size = peer.run(tokens, num_output)
-        else:
+            try:
+                first_s, paces, size = peer.run(tokens, num_output)
+            except RuntimeError as error:
+                more["refused"], prefill = str(error), False
+                mx.clear_cache()
+        if not prefill:
             paces, size = peer.decode_alone(num_tokens, config, num_output)
         more["peak_bytes"] = mx.get_peak_memory() if prefill else None
     return {
@@ -246,6 +253,7 @@ def main() -> None:
             **{name: metadata.version(name) for name in ("mlx", "mlx-lm")},
         },
         "command": " ".join(["python", "-m", "bench.engine", *sys.argv[1:]]),
+        "environment": {name: value for name, value in os.environ.items() if name.startswith("MLX_")},
         "commit": args.commit,
         "rows": [],
     }

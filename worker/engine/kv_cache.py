@@ -9,6 +9,7 @@ whole blocks. Layers that see a window only are in window.py. It knows no model 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import mlx.core as mx
 
@@ -33,6 +34,12 @@ TAIL_TOKENS = 2048
 """What follows the prefix stays dense up to here, so a question and its answer usually meet no 4 bits."""
 FIRST_ROOM = BLOCK_TOKENS + MAX_QUERIES
 """Tokens that a tail's buffer holds at first; it doubles."""
+
+
+@lru_cache(maxsize=4)
+def _length(num_tokens: int) -> mx.array:
+    """One tail's length, for all layers of a step: an array of its own for each is time of the host."""
+    return mx.array([num_tokens], mx.int32)
 
 
 def whole_blocks(num_tokens: int) -> int:
@@ -171,8 +178,8 @@ class CompressedLayer:
     def attend(self, q: mx.array, scale: float, sinks: mx.array | None = None) -> mx.array:
         """Attend to everything, the queries' own tokens last."""
         if q.shape[2] <= MAX_QUERIES:
-            lengths = mx.array([self._num_tail], mx.int32)
-            return decode_attention(q, self.view(self._tail_k, self._tail_v, lengths), scale, sinks)
+            view = self.view(self._tail_k, self._tail_v, _length(self._num_tail))
+            return decode_attention(q, view, scale, sinks)
         old, tail = self.decoded(), self.tail()
         k, v = (mx.concatenate([o[None], t], axis=2) for o, t in zip(old, tail, strict=True))
         return attend_dense(q, k, v, scale, sinks)
