@@ -9,7 +9,7 @@ holds; elsewhere *_ms is wall time too. floor_ms: the bytes of K and V over the 
 here. error: the largest difference from float32 on the same codes, over the largest value. scratch_bytes: the
 most memory that one call took beside the cache, its own result included. rows: query rows per KV head, batch
 rows over one prefix among them. Prints a table and one JSON line; the line is kept in
-bench/results/decode_attention.<device>.json.
+bench/results/decode_attention.<device>.json, and a plot beside it.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ import mlx.core as mx
 from mlx_lm.models.base import quantized_scaled_dot_product_attention
 
 import kernels
+from bench import attention_plot
 from kernels import BLOCK_TOKENS, FORMATS, CacheView, Format, TileLayout, cuda, reference
 
 ROOT = Path(__file__).parents[1]
@@ -364,6 +365,14 @@ def main() -> None:
             f"{cells} {wrong:>9} {row['scratch_bytes'] / 1024:>10.0f}",
             flush=True,
         )
+    plot = [
+        row
+        for row in result["rows"]
+        if (row["num_q_heads"], row["head_dim"], row["rows"], row["format"]) == (64, 128, 8, "int4c")
+    ]
+    if len(plot) > 1:
+        title = f"Decode attention on {device}, 64/8 heads, head size 128"
+        attention_plot.write(path.with_suffix(".svg"), title, plot)
     print(json.dumps(result))
 
 

@@ -130,7 +130,7 @@ def measure_prefill(model_id: str, num_tokens: int, repeats: int) -> list[dict[s
 
     def once(attend: Callable[..., mx.array], chunk: int, upto: int = num_tokens) -> None:
         kv_cache.prefill_attention, prefill.CPU_CHUNK_TOKENS = attend, chunk
-        cache = kv_cache.KVCache(len(model.layers), model.num_kv_heads, model.head_dim, model.dtype)
+        cache = model.new_cache()
         prefill.prefill_prefix(model, cache, tokens[:upto], 1, Silent())
 
     once(prefill_attention, 256, kv_cache.blocks_end(1))  # whatever is made at first use
