@@ -135,7 +135,8 @@ def do(engine: Any, run: protocol.Run, channel: Channel) -> protocol.End:
     report = JobReport(channel)
     documents = [Document(d.name, d.text) for d in run.documents]
     try:
-        result = tasks.run(engine, run.request.spec, documents, report)
+        salt = bytes.fromhex(run.request.prefix_salt)
+        result = tasks.run(engine, run.request.spec, documents, report, salt)
         report.flush()
         return protocol.End(outcome="succeeded", result=result)
     except Stopped:

@@ -152,26 +152,33 @@ class Engine:
         sampling: Sampling,
         report: Report,
         reuse: bool = True,
+        salt: bytes = b"",
     ) -> Output:
         """Answer an instruction about documents.
 
         Args:
             reuse: whether known prefixes may be used and new ones kept.
+            salt: whose prefixes; those of another salt are neither found nor timed.
 
         Raises:
             EngineError: `context_exceeded` if prompt and output together exceed the model's context,
                 `memory_exceeded` if they are predicted to exceed the memory.
             Stopped: if the report says so.
         """
-        return self.answer(documents, [Request(instruction, sampling, report)], reuse)[0]
+        return self.answer(documents, [Request(instruction, sampling, report)], reuse, salt)[0]
 
     def answer(
-        self, documents: Sequence[Document], requests: Sequence[Request], reuse: bool = True
+        self,
+        documents: Sequence[Document],
+        requests: Sequence[Request],
+        reuse: bool = True,
+        salt: bytes = b"",
     ) -> list[Output]:
         """Answer many instructions about the same documents, as many at a time as the memory allows.
 
         Args:
             reuse: whether known prefixes may be used and new ones kept.
+            salt: whose prefixes; those of another salt are neither found nor timed.
 
         Raises:
             EngineError: as `generate`, for any of them before work on the first begins.
@@ -185,7 +192,7 @@ class Engine:
         outputs: list[Output] = []
         try:
             for group in self._groups(works):
-                outputs += self._answer_group(group, reuse)
+                outputs += self._answer_group(group, reuse, salt)
         except BaseException as error:
             # A cache that was stopped half-way through a step is of no use to the next request.
             self._forget()
@@ -212,10 +219,10 @@ class Engine:
             kind_before = kind
         return groups
 
-    def _answer_group(self, group: Sequence[_Work], reuse: bool) -> list[Output]:
+    def _answer_group(self, group: Sequence[_Work], reuse: bool, salt: bytes) -> list[Output]:
         """Restore → prefill the prefix → for each: prefill what follows, decode."""
         model, first = self._model, group[0]
-        prefix = Prefix(self.card.fingerprint, first.prompt.head)
+        prefix = Prefix(self.card.fingerprint, first.prompt.head, salt)
         num_spare = max(self._num_spare(work.prompt, work.request.sampling) for work in group)
         first.began = time.perf_counter()
         cache, first.cached_tokens = self._restore(prefix, num_spare, reuse, first.request.report)
@@ -344,11 +351,13 @@ class Engine:
         if num_known:
             # The new blocks attend to decoded older ones.
             self._cache_is_exact = False
+        began = time.perf_counter()
         prefill_prefix(self._model, cache, prefix.tokens, num_spare, report)
+        prefill_s = time.perf_counter() - began
         self._cached_keys = prefix.keys
         if self._store and reuse:
             exact = self._cache_is_exact
-            num_stored = snapshots.save(self._store, prefix, cache, num_known, exact, self.card.id)
+            num_stored = snapshots.save(self._store, prefix, cache, num_known, exact, self.card.id, prefill_s)
             log.info("stored %d of %d new blocks", num_stored, prefix.num_blocks - num_known)
 
     def _prefix_kind(self, prefix: Prefix) -> Literal["none", "exact", "continued"]:

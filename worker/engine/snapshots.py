@@ -6,6 +6,7 @@ so a prefix is restored up to the longest block that has it.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from collections.abc import Sequence
 from contextlib import closing, suppress
@@ -27,11 +28,24 @@ class Prefix:
     """A prefix cut into the store's blocks: the first carries the sinks too."""
 
     def __init__(self, fingerprint: str, tokens: np.ndarray, salt: bytes = b"") -> None:
+        """
+        Args:
+            salt: the tenant's own, empty for the default one; chains of another salt share no key.
+        """
+        self.tenant = tenant_name(salt)
         self.num_blocks = whole_blocks(len(tokens))
         self.tokens = tokens[: blocks_end(self.num_blocks)]
         ends = [blocks_end(i) for i in range(self.num_blocks + 1)]
         self.blocks = [self.tokens[a:b] for a, b in itertools.pairwise(ends)]
         self.keys = chain_keys(fingerprint, salt, self.blocks)
+
+
+def tenant_name(salt: bytes) -> str:
+    """What the blocks of a salt say of whose they are; empty for the default tenant.
+
+    A digest: with the salt itself a reader of the folder could make a tenant's keys.
+    """
+    return hashlib.blake2b(salt, digest_size=8).hexdigest() if salt else ""
 
 
 def num_common(a: Sequence[BlockKey], b: Sequence[BlockKey]) -> int:
@@ -163,12 +177,28 @@ def _restore_windows(store: SnapshotStore, prefix: Prefix, num_blocks: int, cach
     return True
 
 
-def save(store: SnapshotStore, prefix: Prefix, cache: KVCache, first: int, exact: bool, model_id: str) -> int:
+def save(
+    store: SnapshotStore,
+    prefix: Prefix,
+    cache: KVCache,
+    first: int,
+    exact: bool,
+    model_id: str,
+    prefill_s: float | None = None,
+) -> int:
     """Write the prefix's blocks from `first` on, and its windows; return how many blocks are stored now.
 
     It ends at the first block that finds no room: one whose parent is missing could never be matched.
+
+    Args:
+        prefill_s: what computing these blocks took; each is worth its share when room is made.
     """
     layers = cache.compressed
+    about: dict[str, str | float] = {"model": model_id}
+    if prefix.tenant:
+        about["tenant"] = prefix.tenant
+    if prefill_s is not None:
+        about["prefill_s"] = round(prefill_s / max(1, prefix.num_blocks - first), 6)
     num_stored = 0
     for i in range(first, prefix.num_blocks):
         if num_stored % MOVED_TOGETHER == 0:
@@ -179,7 +209,7 @@ def save(store: SnapshotStore, prefix: Prefix, cache: KVCache, first: int, exact
         ]
         if i == 0:
             sections += _dense_sections("sinks", [(layer.sinks_k, layer.sinks_v) for layer in layers])
-        meta = {"model": model_id, "first_token": blocks_end(i), "block_tokens": BLOCK_TOKENS}
+        meta = {**about, "first_token": blocks_end(i), "block_tokens": BLOCK_TOKENS}
         parent = prefix.keys[i - 1] if i else None
         if not store.write(prefix.keys[i], parent, prefix.blocks[i], sections, exact, meta):
             break

@@ -30,8 +30,13 @@ def instructions(spec: JobSpec) -> list[tuple[str | None, str]]:
     return [(None, spec.instruction)]
 
 
-def run(engine: Engine, spec: JobSpec, documents: Sequence[Document], report: JobReport) -> Result:
+def run(
+    engine: Engine, spec: JobSpec, documents: Sequence[Document], report: JobReport, salt: bytes = b""
+) -> Result:
     """Do a job.
+
+    Args:
+        salt: whose prefixes it may use, and which ones it leaves.
 
     Raises:
         EngineError: if the engine refuses it.
@@ -42,7 +47,7 @@ def run(engine: Engine, spec: JobSpec, documents: Sequence[Document], report: Jo
         Request(instruction, _sampling(spec, index), report.output(index, len(wanted)))
         for index, (_, instruction) in enumerate(wanted)
     ]
-    answers = engine.answer(documents, requests, spec.reuse)
+    answers = engine.answer(documents, requests, spec.reuse, salt)
     outputs = [
         answer.model_copy(update={"question": question})
         for answer, (question, _) in zip(answers, wanted, strict=True)

@@ -59,6 +59,7 @@ def test_a_changed_document_reuses_what_stands_before_the_change(model, store, d
     edited = Document("d", text[:middle] + " CHANGED " + text[middle:])
     again = answer(Engine(model, store), edited)
     assert again.usage.cached_tokens == 320
+    assert again.usage.prefilled_tokens == again.usage.prompt_tokens - 320
     assert again.prefix == "continued"
 
 
