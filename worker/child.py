@@ -76,6 +76,7 @@ class OutputReport:
         self._index, self._num_outputs = index, num_outputs
         self._phase: str | None = None
         self._phase_began = self._phase_start = 0.0
+        self._num_restored = 0
         self._text, self._text_since = "", 0.0
 
     def check(self) -> None:
@@ -94,8 +95,11 @@ class OutputReport:
         now = time.monotonic()
         if phase != self._phase:
             # What was known or said before the phase was first heard of is not work of this time.
-            start = {"prefill": cached_tokens, "decode": num_done}.get(phase, 0)
+            known = min(num_done, max(cached_tokens, self._num_restored))
+            start = {"prefill": known, "decode": num_done}.get(phase, 0)
             self._phase, self._phase_began, self._phase_start = phase, now, start
+        if phase == "restore":
+            self._num_restored = num_done  # more than what is cached where a prefill goes on
         elapsed, worked = now - self._phase_began, num_done - self._phase_start
         rate = worked / elapsed if elapsed > 0 else 0.0
         data = Progress(

@@ -77,3 +77,16 @@ def test_a_stop_reaches_every_output(channel):
     for report in reports:
         with pytest.raises(Stopped):
             report.check()
+
+
+def test_what_an_earlier_attempt_had_prefilled_is_not_this_ones_speed(channel, monkeypatch):
+    now = 0.0
+    monkeypatch.setattr(child.time, "monotonic", lambda: now)
+    report = child.JobReport(channel).output(0, 1)
+    report.progress("restore", 5000, 10000, 0)
+    report.progress("prefill", 5000, 10000, 0)
+    now = 10.0
+    report.progress("prefill", 6000, 10000, 0)
+    last = sent(channel, EventType.PROGRESS)[-1]
+    assert last["tokens_per_s"] == 100.0
+    assert last["eta_s"] == 40.0

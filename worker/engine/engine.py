@@ -25,12 +25,13 @@ from worker.engine import model as model_loader
 from worker.engine import snapshots
 from worker.engine.answer import Answer
 from worker.engine.batch import MAX_ROWS, decode_batch, row_bytes, supports_batches
+from worker.engine.checkpoints import DEFAULT_POLICY, Checkpoint, CheckpointPolicy, Pace, best_start
 from worker.engine.decode import decode_answer
 from worker.engine.errors import EngineError, Stopped
 from worker.engine.kv_cache import TAIL_TOKENS, KVCache, blocks_end, whole_blocks
 from worker.engine.memory import device_bytes, is_out_of_memory, require_memory
 from worker.engine.model import Model
-from worker.engine.prefill import prefill_prefix, prefill_suffix
+from worker.engine.prefill import num_prefix_layers, prefill_prefix, prefill_suffix
 from worker.engine.prompt import Document, Prompt, PromptBuilder
 from worker.engine.report import Report
 from worker.engine.sampling import Sampling
@@ -106,17 +107,19 @@ class Engine:
         memory_bytes: int | None = None,
         drafts: DraftPolicy | None = None,
         run_ahead: bool | None = None,
+        checkpoints: CheckpointPolicy = DEFAULT_POLICY,
     ) -> None:
         """
         Args:
             drafts: how far to guess ahead; the device's policy where None.
             run_ahead: whether steps are asked for before their tokens are read; on a GPU where None.
+            checkpoints: when a long prefill notes where it is.
         """
         self._model = model
         self._drafts = drafts or device_policy()
         self._runs_ahead = mx.default_device() != mx.Device(mx.cpu) if run_ahead is None else run_ahead
         self._memory_bytes = memory_bytes or device_bytes()
-        self._store = store
+        self._store, self._checkpoints = store, checkpoints
         self._prompts = PromptBuilder(model.folder, model.tokenizer)
         self._cache: KVCache | None = None
         self._cached_keys: list[BlockKey] = []
@@ -326,6 +329,10 @@ class Engine:
             in_memory = snapshots.num_common(self._cached_keys, prefix.keys)
             windows = any(shape.window for shape in model.shapes)
             on_disk = snapshots.num_restorable(self._store, prefix, windows) if self._store else 0
+            if self._store and max(in_memory, on_disk) < prefix.num_blocks:
+                num_layers = num_prefix_layers(model.new_cache())
+                start = best_start(self._store, prefix, max(in_memory, on_disk), num_layers)
+                in_memory, on_disk = min(in_memory, start), min(on_disk, start)
             if self._cache and in_memory and in_memory >= on_disk and self._cache.can_rewind(in_memory):
                 self._cache.rewind(in_memory)
                 self._cached_keys = prefix.keys[:in_memory]
@@ -348,16 +355,24 @@ class Engine:
         num_known = cache.num_blocks
         if num_known == prefix.num_blocks:
             return
+        checkpoint = None
+        if self._store and reuse:
+            # The device's own rounding must not change half-way, nor what the new blocks attend to.
+            about = {
+                "model": self.card.id,
+                "device": self.card.device,
+                "known_exact": self._cache_is_exact,
+            }
+            checkpoint = Checkpoint(self._store, prefix, num_known, about, Pace(self._checkpoints))
         if num_known:
             # The new blocks attend to decoded older ones.
             self._cache_is_exact = False
-        began = time.perf_counter()
-        prefill_prefix(self._model, cache, prefix.tokens, num_spare, report)
-        prefill_s = time.perf_counter() - began
+        prefill_prefix(self._model, cache, prefix.tokens, num_spare, report, checkpoint)
         self._cached_keys = prefix.keys
-        if self._store and reuse:
-            exact = self._cache_is_exact
-            num_stored = snapshots.save(self._store, prefix, cache, num_known, exact, self.card.id, prefill_s)
+        if self._store and checkpoint:
+            exact, spent_s = self._cache_is_exact, checkpoint.spent_s
+            num_stored = snapshots.save(self._store, prefix, cache, num_known, exact, self.card.id, spent_s)
+            checkpoint.remove()
             log.info("stored %d of %d new blocks", num_stored, prefix.num_blocks - num_known)
 
     def _prefix_kind(self, prefix: Prefix) -> Literal["none", "exact", "continued"]:

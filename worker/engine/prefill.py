@@ -15,6 +15,7 @@ import numpy as np
 
 from kernels import encode
 from worker.dense import dense_for_now
+from worker.engine.checkpoints import Checkpoint
 from worker.engine.kv_cache import (
     SINK_TOKENS,
     BorrowedLayer,
@@ -38,7 +39,14 @@ DENSE_TOKENS = 512
 """On CUDA, tokens from which a layer's weights are made dense for the pass."""
 
 
-def prefill_prefix(model: Model, cache: KVCache, tokens: np.ndarray, num_spare: int, report: Report) -> None:
+def prefill_prefix(
+    model: Model,
+    cache: KVCache,
+    tokens: np.ndarray,
+    num_spare: int,
+    report: Report,
+    checkpoint: Checkpoint | None = None,
+) -> None:
     """Stage one: extend `cache` from the blocks that it holds to all of `tokens`, exactly.
 
     Args:
@@ -46,14 +54,19 @@ def prefill_prefix(model: Model, cache: KVCache, tokens: np.ndarray, num_spare: 
         tokens: the whole prefix, (64 + 128 * num_blocks,).
         num_spare: blocks to reserve behind the prefix for what follows.
         report: asked to stop, and told of progress, after each chunk of each layer.
+        checkpoint: of this prefix from this start; gone on from and written where given, not removed.
     """
     start, end = blocks_end(cache.num_blocks), len(tokens)
     ids = mx.array(tokens[start:])[None]
     bounds = _chunks(end - start)
     hidden = [model.embed(ids[:, a:b]) for a, b in bounds]
-    # What the last layers compute is asked for by nobody if they keep nothing of their own.
-    num_layers = max(i for i, kept in enumerate(cache.layers) if not isinstance(kept, BorrowedLayer)) + 1
-    for index in range(num_layers):
+    num_layers = num_prefix_layers(cache)
+    first_layer = 0
+    if checkpoint:
+        first_layer, hidden = checkpoint.resume(cache, num_layers, hidden, num_spare)
+    if first_layer:
+        report.progress("restore", start + (end - start) * first_layer // num_layers, end, start)
+    for index in range(first_layer, num_layers):
         layer, kept = model.layers[index], cache.layers[index]
         assert not isinstance(kept, BorrowedLayer), f"layer {index} borrows before one that does not"
         exact: ExactLayer | WindowLayer = kept if isinstance(kept, WindowLayer) else _exact(kept, start, end)
@@ -70,7 +83,17 @@ def prefill_prefix(model: Model, cache: KVCache, tokens: np.ndarray, num_spare: 
         elif isinstance(kept, CompressedLayer):
             _compress(exact, kept, start, num_spare)
         mx.eval(kept.arrays())
+        if checkpoint:
+            checkpoint.layer_done(cache, index, num_layers, hidden)
     mx.clear_cache()
+
+
+def num_prefix_layers(cache: KVCache) -> int:
+    """How many layers stage one passes through.
+
+    What the last ones compute is asked for by nobody if they keep nothing of their own.
+    """
+    return max(i for i, kept in enumerate(cache.layers) if not isinstance(kept, BorrowedLayer)) + 1
 
 
 def prefill_suffix(
