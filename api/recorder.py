@@ -1,15 +1,16 @@
 """The event stream into the database: one task, each entry applied once, then acknowledged.
 
-An entry is applied and committed before it is acknowledged, so a crash between the two delivers
-it again and the store recognises it. Nothing that a worker writes can stall the stream: what
-cannot be understood is logged and acknowledged. Only a database that refuses writes holds it up.
+What is read together is applied in one transaction, and committed before it is acknowledged: a crash
+between the two delivers it again, and the store recognises it. Nothing that a worker writes can stall the
+stream: a batch with an entry that cannot be applied is undone and applied entry by entry, and that entry
+is logged and acknowledged. Only a database that refuses writes holds it up.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import anyio
@@ -28,6 +29,7 @@ log = logging.getLogger(__name__)
 
 CONSUMER = "api"
 BATCH = 64
+"""Entries of one transaction at most: the requests that write wait that long."""
 BLOCK_MS = 2000
 RETRY_S = (0.1, 0.5, 1.0, 2.0)
 
@@ -76,8 +78,7 @@ class Recorder:
             )
             start = answer[0]
             entries: list[Entry] = answer[1]
-            for entry in entries:
-                await self._record(entry)
+            await self._record(entries)
             if start == b"0-0":
                 return
 
@@ -86,33 +87,53 @@ class Recorder:
             EVENT_GROUP, CONSUMER, {EVENT_STREAM: ">"}, count=BATCH, block=BLOCK_MS
         )
         for _stream, entries in answer or ():
-            for entry in entries:
-                await self._record(entry)
+            await self._record(entries)
 
-    async def _record(self, entry: Entry) -> None:
-        entry_id, fields = entry
+    async def _record(self, entries: Sequence[Entry]) -> None:
+        if not entries:
+            return
+        events = [(event, name) for event, name in map(_parsed, entries) if event is not None]
         try:
-            await self._apply(entry_id.decode(), fields)
-        except (BadEvent, ValidationError, KeyError) as error:
-            log.warning("event %s is dropped: %s", entry_id.decode(), error)
-        except Exception:
-            log.exception("event %s is dropped: it could not be applied", entry_id.decode())
+            await self._apply(events)
+        except Exception as error:
+            log.info("%d events are applied one by one, since together: %s", len(events), error)
+            for event in events:
+                await self._apply_or_drop(event)
+        ids = [entry_id for entry_id, _ in entries]
         async with self._redis.pipeline(transaction=True) as pipe:
-            pipe.xack(EVENT_STREAM, EVENT_GROUP, entry_id)
-            pipe.xdel(EVENT_STREAM, entry_id)
+            pipe.xack(EVENT_STREAM, EVENT_GROUP, *ids)
+            pipe.xdel(EVENT_STREAM, *ids)
             await pipe.execute()
 
-    async def _apply(self, entry_id: str, fields: Mapping[bytes, bytes]) -> None:
-        event = Event.model_validate_json(fields[b"event"])
+    async def _apply_or_drop(self, event: tuple[Event, str]) -> None:
+        try:
+            await self._apply([event])
+        except BadEvent as error:
+            log.warning("event %s is dropped: %s", event[1], error)
+        except Exception:
+            log.exception("event %s is dropped: it could not be applied", event[1])
+
+    async def _apply(self, events: Sequence[tuple[Event, str]]) -> None:
         failures = 0
         while True:
             try:
-                job = await anyio.to_thread.run_sync(self._store.apply, event, entry_id, limiter=self._thread)
+                jobs = await anyio.to_thread.run_sync(self._store.apply, events, limiter=self._thread)
                 break
             except OperationalError as error:
-                # Locked or full: dropping the entry would lose a result, so the stream waits.
-                log.error("event %s waits for the database: %s", entry_id, error.orig)
+                # Locked or full: dropping an entry would lose a result, so the stream waits.
+                log.error("%d events wait for the database: %s", len(events), error.orig)
                 await asyncio.sleep(RETRY_S[min(failures, len(RETRY_S) - 1)])
                 failures += 1
-        if job is not None:
+        for job in jobs:
             await anyio.to_thread.run_sync(self._queue.try_follow, job, limiter=self._thread)
+
+
+def _parsed(entry: Entry) -> tuple[Event | None, str]:
+    """The event of an entry, None where it holds none, and the entry's id."""
+    entry_id, fields = entry
+    name = entry_id.decode()
+    try:
+        return Event.model_validate_json(fields[b"event"]), name
+    except (ValidationError, KeyError) as error:
+        log.warning("event %s is dropped: %s", name, error)
+        return None, name

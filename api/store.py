@@ -256,7 +256,8 @@ class JobStore:
         return jobs
 
     def mark_handed_out(self, job_id: str, attempt: int) -> None:
-        with self._database.write() as session:
+        # A mark that a loss of power takes back is set again by the reconciler.
+        with self._database.write(synced=False) as session:
             job = session.get(Job, job_id)
             if job is not None and job.attempt == attempt:
                 job.handed_out = True
@@ -286,24 +287,32 @@ class JobStore:
 
     # Moves that workers report
 
-    def apply(self, event: Event, entry_id: str) -> Job | None:
-        """Apply one event of a worker, once.
+    def apply(self, entries: Sequence[tuple[Event, str]]) -> list[Job]:
+        """Apply events of workers in their order, each with its entry's id and each once, all or none.
 
-        Returns the job where it moved so that the queue must follow, None otherwise: nothing more
-        to do, an older attempt's event, a finished job, or an entry that was applied before.
+        Nothing here is synced to the disk: what a loss of power takes back is done again by another attempt.
+
+        Returns the jobs that moved so that the queue must follow. An older attempt's event, one of an ended
+        job and an entry that was applied before change nothing.
 
         Raises:
-            worker_events.BadEvent: the data does not fit the type; nothing was changed.
+            worker_events.BadEvent: the data of one does not fit its type; nothing was changed.
         """
-        with self._database.write() as session:
-            job = session.get(Job, event.job_id)
-            if job is None or job.attempt != event.attempt or State(job.state) in TERMINAL:
-                return None
-            if _seen(session, job.id, entry_id):
-                return None
-            follow = worker_events.apply(session, job, event, entry_id)
-        self._notify(event.job_id)
-        return job if follow else None
+        changed: set[str] = set()
+        follow: dict[str, Job] = {}
+        with self._database.write(synced=False) as session:
+            for event, entry_id in entries:
+                job = session.get(Job, event.job_id)
+                if job is None or job.attempt != event.attempt or State(job.state) in TERMINAL:
+                    continue
+                if _seen(session, job.id, entry_id):
+                    continue
+                if worker_events.apply(session, job, event, entry_id):
+                    follow[job.id] = job
+                changed.add(job.id)
+        for job_id in changed:
+            self._notify(job_id)
+        return list(follow.values())
 
 
 def _check_queued(session: Session, tenant: str, max_queued: int | None) -> None:

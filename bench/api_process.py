@@ -124,7 +124,7 @@ def show_worker(path: Path) -> None:
         device="cpu",
     )
     status = WorkerStatus(
-        name="w", pid=1, host="here", state="idle", model=MODEL, card=card, started_at=0.0, lease_s=15.0
+        name="w", pid=1, host="here", state="idle", model=MODEL, card=card, started_at=0.0, lease_s=3600.0
     )
     with Redis(unix_socket_path=str(path)) as client:
         client.set(worker_key("w"), status.model_dump_json())

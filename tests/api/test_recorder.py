@@ -9,6 +9,7 @@ from api_rig import Api, FakeWorker, eventually, progress, result, running
 from api.db import Database
 from api.settings import Settings
 from api.store import JobStore
+from api.worker_events import BadEvent
 from jobs import EVENT_GROUP, EVENT_STREAM, Event, EventType, Problem
 
 
@@ -171,6 +172,56 @@ def test_garbage_is_acknowledged_and_stalls_nothing(api: Api, worker: FakeWorker
     assert api.job(job_id)["progress"]["num_done"] == 4
 
 
+def test_a_bad_event_takes_nothing_of_its_batch_along(settings: Settings) -> None:
+    with running(settings) as api:
+        worker = FakeWorker(api.redis)
+        first, second = start(api, worker), start(api, worker)
+    # Read together by the recorder that comes: what waits on the stream is one batch.
+    with redis.Redis.from_url(settings.redis_url) as client:
+        worker = FakeWorker(client)
+        worker.say(first, 1, EventType.PROGRESS, progress(1))
+        worker.say(first, 1, EventType.PROGRESS, {"phase": "dreaming"})
+        worker.say_raw({"event": "not json"})
+        worker.say(first, 1, EventType.SUCCEEDED, result())
+        worker.say(first, 1, EventType.PROGRESS, progress(2))
+        worker.say(second, 1, EventType.RELEASED)
+    with running(settings) as api:
+        drained(api)
+        assert [kind for _, kind in events(api, first)] == [
+            "job.queued",
+            "job.started",
+            "job.progress",
+            "job.succeeded",
+        ]
+        job = api.job(second)
+        assert (job["state"], job["attempt"], len(api.queued())) == ("queued", 2, 1)
+
+
+def test_a_batch_with_a_bad_event_is_applied_whole_or_not_at_all(settings: Settings) -> None:
+    with running(settings) as api:
+        job_id = start(api, FakeWorker(api.redis))
+    database = Database(settings.database)
+    store = JobStore(database, lambda _: None)
+
+    def event(kind: EventType, data: dict[str, object]) -> Event:
+        return Event(job_id=job_id, attempt=1, type=kind, worker="w1", at=0.0, data=data)
+
+    with pytest.raises(BadEvent):
+        store.apply(
+            [
+                (event(EventType.PROGRESS, progress(1)), "1-0"),
+                (event(EventType.PROGRESS, {"phase": "dreaming"}), "2-0"),
+            ]
+        )
+    job = store.get(job_id)
+    assert job is not None
+    assert (job.progress, [row.type for row in store.events(job_id, 0, 10)]) == (
+        None,
+        ["job.queued", "job.started"],
+    )
+    database.close()
+
+
 def test_a_result_that_is_none_fails_the_job_instead_of_leaving_it(api: Api, worker: FakeWorker) -> None:
     job_id = start(api, worker)
     worker.say(job_id, 1, EventType.SUCCEEDED, {"outputs": "none"})
@@ -216,8 +267,9 @@ def test_a_crash_between_commit_and_acknowledgement_applies_once(settings: Setti
         for num_done in (1, 2):
             FakeWorker(client).say(job_id, 1, EventType.PROGRESS, progress(num_done))
         [(_, entries)] = client.xreadgroup(EVENT_GROUP, "dead", {EVENT_STREAM: ">"})
-        for entry_id, fields in entries:
-            store.apply(Event.model_validate_json(fields[b"event"]), entry_id.decode())
+        store.apply(
+            [(Event.model_validate_json(fields[b"event"]), name.decode()) for name, fields in entries]
+        )
     database.close()
     with running(settings) as api:
         drained(api)
