@@ -9,6 +9,7 @@ import sys
 import time
 import uuid
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, cast
 
 from redis import Redis
@@ -17,9 +18,11 @@ from redis.exceptions import AuthenticationError, RedisError
 from redis.retry import Retry
 
 from jobs import logs, queue_name
+from jobs.settings import folder_name
 from worker.documents import DocumentSource
 from worker.outbox import Outbox
 from worker.parent import PatientBackoff, RunWorker
+from worker.prediction import with_memory
 from worker.presence import Presence
 from worker.resident import EngineUnavailable, Resident
 from worker.run import FLUSH_GRACE_S, RunContext
@@ -71,7 +74,9 @@ def serve(settings: Settings, child_command: Sequence[str]) -> int:
     presence = Presence(soon, name, settings.model, lambda: worker.renew_lease() if worker else None)
     outbox = Outbox(soon, name)
     documents = DocumentSource(settings.api)
-    resident = Resident(child_command, _child_env(settings), settings.model)
+    folder = settings.models / folder_name(settings.model)
+    complete = partial(with_memory, folder=folder, limit_bytes=settings.memory_bytes)
+    resident = Resident(child_command, _child_env(settings), settings.model, complete)
     try:
 
         def keep_waiting() -> bool:

@@ -22,10 +22,18 @@ class EngineUnavailable(RuntimeError):
 class Resident:
     """The child in hand, and how often its kind has died before it was ready."""
 
-    def __init__(self, command: Sequence[str], env: Mapping[str, str], model: str) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        model: str,
+        complete: Callable[[ModelCard], ModelCard],
+    ) -> None:
+        """`complete` adds to the child's card what the parent knows of the model."""
         self._command = command
         self._env = env
         self._model = model
+        self._complete = complete
         self._deaths = 0
         self._ready = False
         self._given_up: EngineUnavailable | None = None
@@ -68,7 +76,7 @@ class Resident:
                 return False
             message = self.child.receive(0.1)
             if isinstance(message, Ready):
-                self._ready, self._deaths, self.card = True, 0, message.card
+                self._ready, self._deaths, self.card = True, 0, self._complete(message.card)
                 log.info(
                     "%s is loaded on %s (engine process %d)", self._model, message.card.device, self.child.pid
                 )
