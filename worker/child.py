@@ -161,7 +161,7 @@ def load_engine(settings: Settings) -> Any:
 
     store = SnapshotStore(settings.snapshots, settings.snapshots_bytes)
     folder = settings.models / folder_name(settings.model)
-    return Engine.load(folder, settings.model, store, settings.memory_bytes)
+    return Engine.load(folder, settings.model, store, settings.memory_bytes, settings.verify)
 
 
 def main() -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, ByteSize, Field
 
@@ -23,6 +23,8 @@ class Settings(SharedSettings):
     redis_url: RedisUrl = Field(default="redis://127.0.0.1:6379/0", validation_alias="REDIS_URL")
     memory_bytes: Annotated[ByteSize, Field(gt=0)] | None = None
     """What model and requests may take of the device's memory; all of it where None."""
+    verify: Literal["always", "sample", "never"] = "sample"
+    """Which restored prefixes are computed one step on and compared with what was kept with them."""
 
 
 def load_settings() -> Settings:

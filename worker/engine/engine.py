@@ -35,6 +35,7 @@ from worker.engine.prefill import num_prefix_layers, prefill_prefix, prefill_suf
 from worker.engine.prompt import Document, Prompt, PromptBuilder
 from worker.engine.report import Report
 from worker.engine.sampling import Sampling
+from worker.engine.self_check import SelfCheck, Verify
 from worker.engine.snapshots import Prefix
 from worker.engine.speculate import Drafter, DraftPolicy, device_policy
 
@@ -108,18 +109,21 @@ class Engine:
         drafts: DraftPolicy | None = None,
         run_ahead: bool | None = None,
         checkpoints: CheckpointPolicy = DEFAULT_POLICY,
+        verify: Verify = "sample",
     ) -> None:
         """
         Args:
             drafts: how far to guess ahead; the device's policy where None.
             run_ahead: whether steps are asked for before their tokens are read; on a GPU where None.
             checkpoints: when a long prefill notes where it is.
+            verify: which restored prefixes are checked against the logits that are kept with them.
         """
         self._model = model
         self._drafts = drafts or device_policy()
         self._runs_ahead = mx.default_device() != mx.Device(mx.cpu) if run_ahead is None else run_ahead
         self._memory_bytes = memory_bytes or device_bytes()
         self._store, self._checkpoints = store, checkpoints
+        self._check = SelfCheck(model, store, verify) if store else None
         self._prompts = PromptBuilder(model.folder, model.tokenizer)
         self._cache: KVCache | None = None
         self._cached_keys: list[BlockKey] = []
@@ -127,12 +131,18 @@ class Engine:
 
     @classmethod
     def load(
-        cls, folder: Path, model_id: str, snapshots: SnapshotStore | None, memory_bytes: int | None = None
+        cls,
+        folder: Path,
+        model_id: str,
+        snapshots: SnapshotStore | None,
+        memory_bytes: int | None = None,
+        verify: Verify = "sample",
     ) -> Engine:
         """Load a model folder.
 
         Args:
             memory_bytes: what model and requests may take; the device's memory where None.
+            verify: as for the engine.
 
         Raises:
             EngineError: if the model cannot be served; the problem says why.
@@ -142,7 +152,7 @@ class Engine:
         card = model.card
         shape = Shape(card.num_q_heads, card.num_kv_heads, card.head_dim)
         tune(shape, platformdirs.user_cache_path("longleaf") / "tuning")
-        return cls(model, snapshots, memory_bytes)
+        return cls(model, snapshots, memory_bytes, verify=verify)
 
     @property
     def card(self) -> ModelCard:
@@ -345,6 +355,8 @@ class Engine:
         if self._store and on_disk:
             num_read, exact = snapshots.restore(self._store, prefix, on_disk, cache, num_spare, report)
             self._cache_is_exact = exact
+            if num_read and self._check and not self._check.passes(prefix, cache, num_read):
+                self._cache_is_exact, num_read, cache = True, 0, model.new_cache()
         self._cache, self._cached_keys = cache, prefix.keys[:num_read]
         return cache, blocks_end(num_read)
 
@@ -373,6 +385,8 @@ class Engine:
             exact, spent_s = self._cache_is_exact, checkpoint.spent_s
             num_stored = snapshots.save(self._store, prefix, cache, num_known, exact, self.card.id, spent_s)
             checkpoint.remove()
+            if self._check and num_known + num_stored == prefix.num_blocks:
+                self._check.keep(prefix, cache, exact)
             log.info("stored %d of %d new blocks", num_stored, prefix.num_blocks - num_known)
 
     def _prefix_kind(self, prefix: Prefix) -> Literal["none", "exact", "continued"]:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -215,12 +216,26 @@ def save(
             break
         num_stored += 1
     if cache.windows and first + num_stored == prefix.num_blocks:
-        last = store.info(prefix.keys[-1])
-        # Where the disk holds a better block than ours, windows computed with ours would not fit it.
-        if last and last.exact == exact:
-            sections = _dense_sections("window", [(w.prefix_k, w.prefix_v) for w in cache.windows])
-            attach(store, prefix.keys[-1], _WINDOWS, sections, {"block_tokens": BLOCK_TOKENS})
+        sections = _dense_sections("window", [(w.prefix_k, w.prefix_v) for w in cache.windows])
+        attach_to_end(store, prefix, _WINDOWS, sections, exact, {"block_tokens": BLOCK_TOKENS})
     return num_stored
+
+
+def attach_to_end(
+    store: SnapshotStore,
+    prefix: Prefix,
+    name: str,
+    sections: Sequence[Section],
+    exact: bool,
+    meta: Mapping[str, Any],
+) -> None:
+    """Attach to a prefix's last block what was computed with it.
+
+    Where the disk holds a better block than ours, which would not fit it, nothing.
+    """
+    last = store.info(prefix.keys[-1])
+    if last and last.exact == exact:
+        attach(store, prefix.keys[-1], name, sections, meta)
 
 
 def _canonical(cache: KVCache, first: int) -> list[np.ndarray]:

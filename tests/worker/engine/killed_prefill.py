@@ -2,9 +2,9 @@
 
     python -m tests.worker.engine.killed_prefill FOLDER DOCUMENT [KILLED_AT]
 
-FOLDER holds a model and gets `snapshots`. KILLED_AT: the share of stage one after which the process gets SIGKILL;
-"store": once the first block is stored. Each step of prefill is a line in the file $STEPS. Prints the text, where
-stage one began, and a digest of all stored blocks. A checkpoint is due after every layer.
+FOLDER holds a model and gets `snapshots`. KILLED_AT: the share of stage one after which the process gets
+SIGKILL; "store": once the first block is stored. Each step of prefill is a line in the file $STEPS. Prints
+the text, where stage one began, and a digest of all stored blocks. A checkpoint is due after every layer.
 """
 
 from __future__ import annotations
