@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ from cache_store.header import (
     ROW,
     SECTION_ALIGN,
     Header,
+    parse_header,
     round_up,
 )
 from cache_store.key import KEY_BYTES, BlockKey, TokenIds
@@ -192,3 +194,22 @@ def read_payload(fd: int, header: Header, into: Sequence[memoryview]) -> None:
             digest.update(piece)
         check(index, digest.intdigest())
     flush()
+
+
+def check(raw: bytes, path: Path) -> Header:
+    """The header of a block file that lies in memory, once every byte of the file is checked.
+
+    path: what errors call it. Raises BadBlock.
+    """
+    header = parse_header(path, lambda start, end: raw[start:end], len(raw))
+    view, end = memoryview(raw), header.prelude.payload_offset
+    told = header.table["xxh3"].tolist()
+    for section, offset, wanted in zip(header.layout.sections, header.layout.offsets, told, strict=True):
+        found = xxhash.xxh3_64_intdigest(view[offset : offset + section.num_bytes])
+        if found != wanted:
+            raise BadBlock(path, f"checksum of section {section.name}", f"{wanted:016x}", f"{found:016x}")
+        if any(view[end:offset]):
+            raise BadBlock(path, "gaps between sections", "zeros", "other bytes")
+        end = offset + section.num_bytes
+    _ = header.meta  # parsed, or it is a BadBlock
+    return header

@@ -1,9 +1,10 @@
 """What can be wrong with a stored block, in one hierarchy.
 
     CacheStoreError
-    └── BadBlock              this key cannot be read: treat it as a miss and prefill
-        ├── MissingBlock      no such file (never written, or evicted since it was matched)
-        └── UnknownVersion    written by a newer Longleaf; left where it is
+    ├── BadBlock              this key cannot be read: treat it as a miss and prefill
+    │   ├── MissingBlock      no such file (never written, or evicted since it was matched)
+    │   └── UnknownVersion    written by a newer Longleaf; left where it is
+    └── TierDown              the shared tier does not do what it was asked; no match or write raises it
 
 `SnapshotStore` alone decides what an error means for the file: a plain BadBlock was moved to
 quarantine before it was raised (or, where nothing may be written, is remembered as bad).
@@ -38,3 +39,7 @@ class MissingBlock(BadBlock):
 
 class UnknownVersion(BadBlock):
     """The block has a format version that this code does not read."""
+
+
+class TierDown(CacheStoreError):
+    """The shared tier cannot be reached, is too slow, or refuses."""

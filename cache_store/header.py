@@ -10,7 +10,7 @@ import json
 import os
 import stat
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -271,10 +271,15 @@ def read_header(fd: int, path: Path) -> Header:
     status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode):
         raise BadBlock(path, "kind of file", "a regular file", stat.filemode(status.st_mode))
-    raw = os.pread(fd, _PREFETCH_BYTES, 0)
-    prelude = parse_prelude(path, raw, status.st_size)
+    return parse_header(path, lambda start, end: os.pread(fd, end - start, start), status.st_size)
+
+
+def parse_header(path: Path, read: Callable[[int, int], bytes], file_bytes: int) -> Header:
+    """Check the header of a file of this size; read: gives the bytes from a start up to an end."""
+    raw = read(0, _PREFETCH_BYTES)
+    prelude = parse_prelude(path, raw, file_bytes)
     if len(raw) < prelude.payload_offset:
-        raw += os.pread(fd, prelude.payload_offset - len(raw), len(raw))
+        raw += read(len(raw), prelude.payload_offset)
     if len(raw) < prelude.payload_offset:
         raise BadBlock(path, "header size", prelude.payload_offset, len(raw))
     raw = raw[: prelude.payload_offset]

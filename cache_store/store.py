@@ -22,11 +22,14 @@ from cache_store import block
 from cache_store.block import Section
 from cache_store.checkpoints import Checkpoints
 from cache_store.errors import BadBlock, UnknownVersion
+from cache_store.files import read_at
 from cache_store.folder import Folder
 from cache_store.header import BlockInfo, Header
 from cache_store.index import Entry
 from cache_store.key import BlockKey, TokenIds, as_token_ids
 from cache_store.quarantine import tenant_of
+from cache_store.sharing import Sharing
+from cache_store.tier import Tier
 
 # Two keep a core copying while another one hashes; more gain nothing on page cache or NVMe.
 _READERS = 2
@@ -50,6 +53,8 @@ class SnapshotStore:
     min_free_bytes: a write that would leave less than this free on the disk evicts first, or is not made.
     quarantine_bytes: bad blocks kept to be looked at, oldest removed first (at most a tenth of the budget).
     touch_every_s: a block's use is noted on disk at most this often.
+    tier: a place that several stores share: what is stored here goes there, and what is missing here is
+        looked for there.
     """
 
     def __init__(
@@ -60,6 +65,7 @@ class SnapshotStore:
         *,
         quarantine_bytes: int = 64 << 20,
         touch_every_s: float = 60.0,
+        tier: Tier | None = None,
     ) -> None:
         if budget_bytes < 0 or min_free_bytes < 0:
             raise ValueError(
@@ -70,6 +76,7 @@ class SnapshotStore:
         if not self.read_only:
             with suppress(OSError):  # the next start tries again
                 self._checkpoints.remove_expired()
+        self._sharing = Sharing(self, tier) if tier else None
 
     @property
     def folder(self) -> Path:
@@ -111,11 +118,21 @@ class SnapshotStore:
     def match(self, keys: Sequence[BlockKey], blocks: Sequence[npt.NDArray[Any]]) -> int:
         """How many leading blocks of a chain are stored; marks them used.
 
-        Each is confirmed on its token ids and its parent; one that differs goes to quarantine.
+        Each is confirmed on its token ids and its parent; one that differs goes to quarantine. Where the
+        chain ends in this folder, the shared tier is asked for more of it, within the tier's times.
         keys, blocks: as given to and by chain_keys, from the root of the chain on.
         """
+        num_local = self._match(keys, blocks, 0)
+        if self._sharing and num_local < len(keys) and self._sharing.pull(keys[num_local:]):
+            return self._match(keys, blocks, num_local)
+        return num_local
+
+    def _match(self, keys: Sequence[BlockKey], blocks: Sequence[npt.NDArray[Any]], start: int) -> int:
+        """As `match`, of this folder alone; the blocks before `start` are known to be there."""
         for position, (key, ids) in enumerate(zip(keys, blocks, strict=True)):
             wanted = as_token_ids(ids)
+            if position < start:
+                continue
             try:
                 with self._folder.reading(key) as (fd, header):
                     if position and header.prelude.parent != keys[position - 1]:
@@ -194,6 +211,34 @@ class SnapshotStore:
         """
         ids = as_token_ids(tokens)
         buffers = block.layout(key, parent, ids, sections, exact, meta)
+        stored = self._write(key, parent, ids, buffers, exact)
+        if stored and self._sharing:
+            self._sharing.push(key)
+        return stored
+
+    def read_file(self, key: BlockKey) -> bytes:
+        """The whole file of a block, every byte checked. Raises BadBlock as `read` does."""
+        with self._folder.reading(key) as (fd, header):
+            buffer = bytearray(header.prelude.payload_offset + header.prelude.payload_bytes)
+            raw = bytes(memoryview(buffer)[: read_at(fd, [memoryview(buffer)], 0)])
+            block.check(raw, header.path)
+            return raw
+
+    def write_file(self, key: BlockKey, raw: bytes, source: Path) -> bool:
+        """Store the file of a block that lay elsewhere, byte for byte; True if it is stored now.
+
+        source: what errors call it. False as for `write`; raises BadBlock where it is no whole block of
+        this key. It is not pushed to the shared tier: what is found here at a start is.
+        """
+        header = block.check(raw, source)
+        prelude = header.prelude
+        if prelude.key != key:
+            raise BadBlock(source, "key", key, prelude.key)
+        return self._write(key, prelude.parent, header.token_ids, [memoryview(raw)], prelude.exact)
+
+    def _write(
+        self, key: BlockKey, parent: BlockKey | None, ids: TokenIds, buffers: list[memoryview], exact: bool
+    ) -> bool:
         if self.read_only:
             return False
 
@@ -231,23 +276,45 @@ class SnapshotStore:
         return self._folder.pins.keys()
 
     def remove(self, key: BlockKey) -> bool:
-        """Delete a block and its pin; False if it is not there. Descendants stay until they are evicted."""
+        """Delete a block and its pin; False if it is not there. Descendants stay until they are evicted.
+
+        From the shared tier it goes first: TierDown where that cannot be reached, and nothing is deleted.
+        """
+        if self._sharing:
+            info = self.info(key)
+            self._sharing.remove(key, info.parent if info and not info.num_tokens else None)
+        return self.remove_here(key)
+
+    def remove_here(self, key: BlockKey) -> bool:
+        """As `remove`, from this folder alone."""
         with self._folder.locked():
             self._folder.pins.remove(key)
             return self._folder.remove(self._folder.index.path(key))
+
+    def wait_pushed(self, timeout_s: float | None = None) -> bool:
+        """Wait until the shared tier has all that is stored here; False where it has not by then."""
+        return self._sharing is None or self._sharing.wait(timeout_s)
+
+    def close(self) -> None:
+        """End what the store does in the background: it pushes nothing to its tier any more."""
+        if self._sharing:
+            self._sharing.close()
 
     def remove_tenant(self, tenant: str) -> int:
         """Delete every block, pin and checkpoint of a tenant, and its bad blocks; how many blocks went.
 
         A quarantined file or a checkpoint that does not say whose it is goes too. A write that another
-        process has begun may still come after. Raises OSError where a file cannot be removed.
+        process has begun may still come after. From the shared tier they go first: TierDown where that
+        cannot be reached. Raises OSError where a file cannot be removed.
         """
         index = self._folder.index
+        if self._sharing:
+            self._sharing.remove_tenant(tenant)
         with self._folder.locked():
             self._folder.refresh()
             owned = [entry.key for entry in index.entries.values() if entry.tenant == tenant]
             for key in owned:
-                self.remove(key)
+                self.remove_here(key)
             for path in [*index.quarantined, *index.checkpoints]:
                 if tenant_of(path) in (tenant, None):
                     self._folder.remove(path)

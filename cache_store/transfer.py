@@ -10,17 +10,15 @@ import io
 import json
 import os
 import tarfile
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import xxhash
 
-from cache_store import block, files
-from cache_store.block import Section
+from cache_store import files
 from cache_store.errors import BadBlock, CacheStoreError
-from cache_store.header import MAX_HEADER_BYTES, read_header
+from cache_store.header import MAX_HEADER_BYTES
 from cache_store.index import SUFFIX
 from cache_store.key import BlockKey
 from cache_store.prefixes import chain_of
@@ -45,12 +43,12 @@ def export_prefixes(store: SnapshotStore, keys: Sequence[BlockKey], path: Path) 
     temp = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temp.open("xb") as file:
-            checksums = {key.hex: xxhash.xxh3_64_hexdigest(_block_file(store, key)) for key in wanted}
+            checksums = {key.hex: xxhash.xxh3_64_hexdigest(store.read_file(key)) for key in wanted}
             with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar:
                 manifest = {"version": _VERSION, "blocks": checksums}
                 _add(tar, _MANIFEST, json.dumps(manifest).encode())
                 for key in wanted:
-                    _add(tar, key.hex + SUFFIX, _block_file(store, key))
+                    _add(tar, key.hex + SUFFIX, store.read_file(key))
             file.flush()
             os.fsync(file.fileno())
         os.link(temp, path)  # unlike rename, never over what is there
@@ -85,7 +83,8 @@ def _blocks(store: SnapshotStore, path: Path, tar: tarfile.TarFile) -> Iterator[
         raw, name = file.read(), member.name.removesuffix(SUFFIX)
         if left.pop(name, None) != xxhash.xxh3_64_hexdigest(raw):
             raise ValueError(f"{member.name} has not the checksum that the manifest tells")
-        yield _store(store, path, name, raw)
+        key = BlockKey.from_hex(name)
+        yield key, store.write_file(key, raw, path)
     if left:
         raise ValueError(f"{len(left)} blocks are missing")
 
@@ -97,34 +96,6 @@ def _manifest(member: tarfile.TarInfo, file: IO[bytes]) -> dict[str, str]:
     if not isinstance(manifest, dict) or manifest.get("version") != _VERSION:
         raise ValueError(f"version {_VERSION} of the manifest is read, no other")
     return dict(manifest["blocks"])
-
-
-def _store(store: SnapshotStore, path: Path, name: str, raw: bytes) -> tuple[BlockKey, bool]:
-    with tempfile.TemporaryFile() as file:
-        file.write(raw)
-        file.flush()
-        header = read_header(file.fileno(), path)
-        into = [memoryview(bytearray(section.num_bytes)) for section in header.layout.sections]
-        block.read_payload(file.fileno(), header, into)
-    info = header.info
-    if info.key.hex != name:
-        raise BadBlock(path, "key", name, info.key)
-    sections = [
-        Section(told.name, told.dtype, told.shape, data)
-        for told, data in zip(info.sections, into, strict=True)
-    ]
-    stored = store.write(info.key, info.parent, info.token_ids, sections, info.exact, info.meta)
-    return info.key, stored
-
-
-def _block_file(store: SnapshotStore, key: BlockKey) -> bytes:
-    """A block's file, every byte checked: equal blocks give equal files."""
-    told = store.header_of(key)
-    into: list[Any] = [memoryview(bytearray(section.num_bytes)) for section in told.sections]
-    info = store.read(key, into)
-    sections = [Section(s.name, s.dtype, s.shape, data) for s, data in zip(info.sections, into, strict=True)]
-    parts = block.layout(info.key, info.parent, info.token_ids, sections, info.exact, info.meta)
-    return b"".join(parts)
 
 
 def _add(tar: tarfile.TarFile, name: str, raw: bytes) -> None:

@@ -25,6 +25,7 @@ from cache_store import (
     CacheStoreError,
     SnapshotStore,
     StoredPrefix,
+    Tier,
     chain_of,
     export_prefixes,
     import_prefixes,
@@ -156,10 +157,10 @@ def rm(
     tenant: Annotated[str | None, typer.Option(help="Everything that belongs to this tenant.")] = None,
     data: Data = None,
 ) -> None:
-    """Delete prefixes; blocks that other prefixes share stay."""
+    """Delete prefixes, from the shared tier too; blocks that other prefixes share stay."""
     if bool(ids) == (tenant is not None):
         _refuse("name ids or --tenant, one of them")
-    with _store(data) as store:
+    with _store(data, shared=True) as store:
         if tenant is not None:
             print(f"{_blocks(store.remove_tenant(tenant))} deleted")
             return
@@ -251,11 +252,15 @@ def _disk_bytes(folder: Path) -> int:
 
 
 @contextmanager
-def _store(data: Path | None) -> Iterator[SnapshotStore]:
-    """The store of the data folder; what goes wrong with it becomes a message and an exit status."""
+def _store(data: Path | None, shared: bool = False) -> Iterator[SnapshotStore]:
+    """The store of the data folder; what goes wrong with it becomes a message and an exit status.
+
+    shared: whether what is done to it is done to the shared tier of the settings too.
+    """
     folder = _folder(data)
+    url = _settings().shared_tier if shared else None
     with _errors():
-        yield SnapshotStore(folder, NO_BUDGET, 0)
+        yield SnapshotStore(folder, NO_BUDGET, 0, tier=Tier(url, push=False) if url else None)
 
 
 def _folder(data: Path | None) -> Path:

@@ -35,6 +35,14 @@ def _redis_url(value: str) -> str:
     return value
 
 
+def _tier_url(value: str) -> str:
+    if not re.match(r"[a-z][a-z0-9+.-]*://", value):
+        raise ValueError(
+            "file:///mnt/share/folder, s3://bucket/folder or another address of fsspec is accepted"
+        )
+    return value
+
+
 RedisUrl = Annotated[str, AfterValidator(_redis_url)]
 
 
@@ -56,6 +64,8 @@ class SharedSettings(BaseSettings):
     """The model that a worker serves, and of jobs that name none."""
     snapshots_bytes: ByteSize = ByteSize(20_000_000_000)
     """Budget of the snapshot store; a number of bytes, or with a unit such as 20GB."""
+    shared_tier: Annotated[str, AfterValidator(_tier_url)] | None = None
+    """Address that several machines share their stored prefixes through."""
 
     @property
     def snapshots(self) -> Path:

@@ -10,7 +10,7 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from cache_store import BlockKey, SnapshotStore
+from cache_store import BlockKey, SnapshotStore, Tier
 from cli import prefixes
 from tests.cli.stored_prefixes import MODEL, make_data, store_chain
 
@@ -255,3 +255,24 @@ def test_the_pages_examples_give_what_the_page_shows(
 def plain(text: str) -> str:
     """Without what differs from run to run: the seconds since a use, and spaces at the ends of lines."""
     return "\n".join(re.sub(r"\d+ s ago", "0 s ago", line).rstrip() for line in text.strip().splitlines())
+
+
+def test_prefixes_are_deleted_from_the_shared_tier_too(
+    longleaf: Command,
+    data: Path,
+    chains: list[list[BlockKey]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shared = tmp_path / "shared"
+    monkeypatch.setenv("LONGLEAF_SHARED_TIER", f"file://{shared}")
+    assert str(shared) in longleaf("rm", chains[0][-1].hex, status=2)
+    assert opened(data).info(chains[0][-1]) is not None
+    shared.mkdir()
+    store = SnapshotStore(data / "snapshots", 1 << 30, 0, tier=Tier(f"file://{shared}"))
+    assert store.wait_pushed(60)
+    store.close()
+    num_before = len(list(shared.rglob("*.llkv")))
+    longleaf("rm", chains[0][-1].hex)
+    assert len(list(shared.rglob("*.llkv"))) < num_before
+    assert not list(shared.rglob(f"{chains[0][-1]}.llkv"))
