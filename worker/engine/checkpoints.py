@@ -45,7 +45,8 @@ class Pace:
 
     def __init__(self, policy: CheckpointPolicy, clock: Callable[[], float] = time.perf_counter) -> None:
         self._policy, self._clock, self._began = policy, clock, clock()
-        self._written_s, self._written_bytes = 0.0, 0
+        self.written_s, self.written_bytes = 0.0, 0
+        """Of all checkpoints that were stored; seconds of those that the disk refused too."""
 
     @property
     def elapsed_s(self) -> float:
@@ -59,14 +60,14 @@ class Pace:
             done_share: what was done since the start, of the whole prefill; above 0.
         """
         elapsed = self.elapsed_s
-        rate = self._written_bytes / self._written_s if self._written_bytes else FIRST_BYTES_PER_S
-        is_long = (elapsed - self._written_s) / done_share >= self._policy.min_prefill_s
-        return is_long and self._written_s + num_bytes / rate <= self._policy.max_share * elapsed
+        rate = self.written_bytes / self.written_s if self.written_bytes else FIRST_BYTES_PER_S
+        is_long = (elapsed - self.written_s) / done_share >= self._policy.min_prefill_s
+        return is_long and self.written_s + num_bytes / rate <= self._policy.max_share * elapsed
 
     def wrote(self, num_bytes: int, began_s: float) -> None:
         """So many bytes were stored since `elapsed_s` was `began_s`."""
-        self._written_bytes += num_bytes
-        self._written_s += self.elapsed_s - began_s
+        self.written_bytes += num_bytes
+        self.written_s += self.elapsed_s - began_s
 
 
 class Checkpoint:
