@@ -26,10 +26,11 @@ from api.gate import Gate
 from api.keys import KeyStore
 from api.limits import RequestRates
 from api.notifier import Notifier
+from api.prefixes import Prefixes
 from api.queue import JobQueue, connect
 from api.reconciler import Reconciler
 from api.recorder import Recorder
-from api.routes import documents, events, health, jobs, metrics, models, quote
+from api.routes import documents, events, health, jobs, metrics, models, prefixes, quote
 from api.routes import webhooks as webhook_routes
 from api.services import Services
 from api.settings import Settings
@@ -68,6 +69,7 @@ def create_app(settings: Settings) -> FastAPI:
             jobs=job_store,
             queue=queue,
             webhooks=webhooks,
+            prefixes=Prefixes(database, commands),
             folders=ModelFolders(settings.models),
             notifier=notifier,
             readers=anyio.CapacityLimiter(NUM_READERS),
@@ -102,7 +104,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.add_middleware(AccessLog)
     app.add_middleware(RequestIds)  # around the others: what they refuse or log has an id too
     problems.install(app)
-    for route in (documents, jobs, quote, events, webhook_routes, models, health, metrics):
+    for route in (documents, jobs, quote, events, webhook_routes, prefixes, models, health, metrics):
         app.include_router(route.router)
     return app
 

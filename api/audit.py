@@ -10,7 +10,7 @@ log = logging.getLogger("api.audit")
 
 
 def deleted(what: str, item_id: str, caller: Caller) -> None:
-    """`what` is `document` or `job`."""
+    """`what` is `document`, `job` or `prefix`."""
     by = caller.key_id or "this machine, without a key"
     fields = {"event": "deleted", "what": what, "id": item_id, "tenant": caller.tenant, "key": caller.key_id}
     log.info(

@@ -16,6 +16,7 @@ from api.keys import KeyStore
 from api.limits import RequestRates
 from api.models import Document
 from api.notifier import Notifier
+from api.prefixes import Prefixes
 from api.queue import JobQueue
 from api.settings import Settings
 from api.store import JobStore
@@ -33,6 +34,7 @@ class Services:
     jobs: JobStore
     queue: JobQueue
     webhooks: Webhooks
+    prefixes: Prefixes
     folders: ModelFolders
     notifier: Notifier
     readers: anyio.CapacityLimiter

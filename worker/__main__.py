@@ -17,9 +17,11 @@ from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, RedisError
 from redis.retry import Retry
 
+from cache_store import SnapshotStore
 from jobs import logs, queue_name
 from jobs.settings import folder_name
 from worker.documents import DocumentSource
+from worker.holdings import NO_BUDGET, HoldingsReport
 from worker.outbox import Outbox
 from worker.parent import PatientBackoff, RunWorker
 from worker.prediction import with_memory
@@ -73,6 +75,7 @@ def serve(settings: Settings, child_command: Sequence[str]) -> int:
     worker: RunWorker | None = None
     presence = Presence(soon, name, settings.model, lambda: worker.renew_lease() if worker else None)
     outbox = Outbox(soon, name)
+    holdings = HoldingsReport(soon, name, lambda: SnapshotStore(settings.snapshots, NO_BUDGET))
     documents = DocumentSource(settings.api)
     folder = settings.models / folder_name(settings.model)
     complete = partial(with_memory, folder=folder, limit_bytes=settings.memory_bytes)
@@ -96,6 +99,7 @@ def serve(settings: Settings, child_command: Sequence[str]) -> int:
         return 0 if stop.requested else 1
     finally:
         outbox.close(FLUSH_GRACE_S)
+        holdings.close()
         presence.close()
         resident.close()
         documents.close()

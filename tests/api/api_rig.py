@@ -37,6 +37,7 @@ from jobs import (
     queue_name,
     worker_key,
 )
+from jobs.prefixes import HeldPrefix, Holdings, holdings_key
 
 MODEL = "tiny"
 CONTEXT = 50
@@ -117,6 +118,10 @@ class FakeWorker:
         ).model_copy(update=changes)
         self.redis.set(worker_key(self.name), status.model_dump_json(), ex=60)
 
+    def hold(self, *prefixes: HeldPrefix) -> None:
+        holdings = Holdings(worker=self.name, prefixes=list(prefixes))
+        self.redis.set(holdings_key(self.name), holdings.model_dump_json(), ex=60)
+
     def go(self) -> None:
         self.redis.delete(worker_key(self.name))
 
@@ -154,6 +159,20 @@ def card(context_tokens: int = CONTEXT) -> ModelCard:
         fingerprint="f",
         device="cpu",
     )
+
+
+def held(prefix_id: str, owner: str = "", **changes: Any) -> HeldPrefix:
+    return HeldPrefix(
+        id=prefix_id,
+        model=MODEL,
+        owner=owner,
+        num_tokens=320,
+        disk_bytes=16384,
+        own_bytes=8192,
+        prefill_s=1.5,
+        used_at=1.0,
+        pinned=False,
+    ).model_copy(update=changes)
 
 
 def result(text: str = "An answer.") -> dict[str, Any]:

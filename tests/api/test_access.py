@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
-from api_rig import Api, FakeWorker, make_settings, result, running
+from api_rig import Api, FakeWorker, held, make_settings, result, running
 
 from api.keys import SCOPES, Scope
 from api.settings import Settings
@@ -22,6 +22,7 @@ from worker.documents import DocumentSource
 OPEN = {"/health/live", "/health/ready"}
 FOR_ADMINS = {"/metrics", "/v1/workers"}
 FOR_SUBMITTERS = {"/v1/webhooks/secret"}
+PREFIX = "1" * 32
 
 
 @dataclass
@@ -40,7 +41,7 @@ class Locked:
 
     def routes(self) -> list[tuple[str, str]]:
         """Every method and path of the OpenAPI document, with the ids of the first tenant in it."""
-        ids = {"document_id": self.document, "job_id": self.job}
+        ids = {"document_id": self.document, "job_id": self.job, "prefix_id": PREFIX}
         found = []
         for path, methods in self.api.http.get("/openapi.json").json()["paths"].items():
             filled = re.sub(r"\{(\w+)\}", lambda match: ids[match[1]], path)
@@ -66,6 +67,9 @@ def locked(
         job = str(api.submit(document)["id"])
         worker.say(job, 1, EventType.SUCCEEDED, result("Only for us."))
         api.wait_state(job, "succeeded")
+        ours = keys.caller(made["ours"])
+        assert ours is not None
+        worker.hold(held(PREFIX, api.services.prefixes.owner(ours.tenant)))
         yield Locked(api, document, job, str(api.submit(document)["id"]), made)
 
 
@@ -116,19 +120,19 @@ def test_a_scope_opens_its_own_methods_alone(locked: Locked) -> None:
 
 def test_no_route_shows_a_foreign_tenant_what_is_ours(locked: Locked) -> None:
     """With our ids and with ids that nobody has: the same status and words, and nothing of ours inside."""
-    mine, nobody = locked.keys["theirs"], {"document_id": "doc_" + "0" * 20, "job_id": "job_" + "0" * 20}
+    mine = locked.keys["theirs"]
+    nobody = {locked.document: "doc_" + "0" * 20, locked.job: "job_" + "0" * 20, PREFIX: "0" * 32}
     for method, path in locked.routes():
         if path in OPEN or path in FOR_ADMINS:
             continue
         answer = locked.send(method, path, mine)
         assert "Only for us." not in answer.text
-        if locked.document not in path and locked.job not in path:
-            assert locked.document not in answer.text
-            assert locked.job not in answer.text
+        ours = next((item for item in nobody if item in path), None)
+        if ours is None:
+            assert not any(item in answer.text for item in nobody), f"{method} {path}"
             continue
         assert answer.status_code == 404, f"{method} {path}"
-        absent = path.replace(locked.document, nobody["document_id"]).replace(locked.job, nobody["job_id"])
-        other = locked.send(method, absent, mine)
+        other = locked.send(method, path.replace(ours, nobody[ours]), mine)
         assert _words(answer) == _words(other), f"{method} {path}"
     assert locked.api.job(locked.job)["state"] == "succeeded"
     assert locked.api.job(locked.queued)["state"] == "queued"
@@ -150,7 +154,7 @@ def test_a_foreign_document_cannot_be_asked_about(locked: Locked) -> None:
 
 
 def test_lists_have_ones_own_alone(locked: Locked) -> None:
-    for path in ("/v1/documents", "/v1/jobs"):
+    for path in ("/v1/documents", "/v1/jobs", "/v1/prefixes"):
         assert locked.send("GET", path, locked.key("nobody", "read")).json()["data"] == []
         assert len(locked.api.http.get(path).json()["data"]) >= 1
 
@@ -238,4 +242,4 @@ def test_without_a_key_this_machine_is_the_default_tenant(settings: Settings) ->
 def _words(answer: httpx.Response) -> tuple[int, str, str]:
     """What a refusal says, apart from the id that the caller itself wrote."""
     body = answer.json()
-    return answer.status_code, body["code"], re.sub(r"(doc|job)_[0-9a-z]{20}", "ID", body["detail"])
+    return answer.status_code, body["code"], re.sub(r"(doc|job)_[0-9a-z]{20}|[01]{32}", "ID", body["detail"])

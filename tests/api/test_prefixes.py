@@ -1,0 +1,107 @@
+"""The prefixes that workers tell of: who sees them, and what a command becomes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from api_rig import Api, FakeWorker, held
+
+from api.models import Tenant
+from api.tenants import prefix_salt
+from jobs.prefixes import HOLDINGS_KEY, PrefixCommand, commands_key, holdings_key, prefix_owner
+
+A, B, C = "a" * 32, "b" * 32, "c" * 32
+
+
+def commands(api: Api, worker: FakeWorker) -> list[PrefixCommand]:
+    found: list[Any] = api.redis.lrange(commands_key(worker.name), 0, -1)
+    return [PrefixCommand.model_validate_json(raw) for raw in found]
+
+
+def test_what_workers_hold_is_listed_once_the_last_used_first(api: Api, worker: FakeWorker) -> None:
+    other = FakeWorker(api.redis, "w2")
+    worker.hold(held(A, used_at=5.0), held(B, used_at=3.0))
+    other.hold(held(B, used_at=9.0, pinned=True))
+    found = api.http.get("/v1/prefixes").json()["data"]
+    assert [(p["id"], p["workers"], p["pinned"]) for p in found] == [
+        (B, ["w1", "w2"], True),
+        (A, ["w1"], False),
+    ]
+    assert found[1] == {
+        "id": A,
+        "model": "tiny",
+        "num_tokens": 320,
+        "disk_bytes": 16384,
+        "own_bytes": 8192,
+        "prefill_s": 1.5,
+        "used_at": "1970-01-01T00:00:05.000Z",
+        "pinned": False,
+        "workers": ["w1"],
+    }
+
+
+def test_a_tenant_sees_its_own_alone(api: Api, worker: FakeWorker) -> None:
+    row, key = api.services.keys.create("anna", ["read"], "")
+    worker.hold(held(A), held(B, api.services.prefixes.owner(row.tenant_id)), held(C, "0123456789abcdef"))
+    theirs = api.http.get("/v1/prefixes", headers={"Authorization": f"Bearer {key}"})
+    assert [p["id"] for p in theirs.json()["data"]] == [B]
+    assert [p["id"] for p in api.http.get("/v1/prefixes").json()["data"]] == [A]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "op"),
+    [("POST", "/pin", "pin"), ("POST", "/unpin", "unpin"), ("DELETE", "", "remove")],
+)
+def test_a_command_goes_to_every_worker_that_holds_the_prefix(
+    api: Api, worker: FakeWorker, method: str, path: str, op: str
+) -> None:
+    other, third = FakeWorker(api.redis, "w2"), FakeWorker(api.redis, "w3")
+    worker.hold(held(A), held(B))
+    other.hold(held(A))
+    third.hold(held(B))
+    answer = api.http.request(method, f"/v1/prefixes/{A}{path}")
+    assert (answer.status_code, answer.json()["id"]) == (202, A)
+    assert [(c.op, c.id, c.owner) for c in commands(api, worker)] == [(op, A, "")]
+    assert commands(api, other) == commands(api, worker)
+    assert commands(api, third) == []
+    assert 0 < int(api.redis.ttl(commands_key("w1"))) <= 60
+
+
+def test_a_pinned_prefix_is_not_removed(api: Api, worker: FakeWorker) -> None:
+    worker.hold(held(A, pinned=True))
+    answer = api.http.delete(f"/v1/prefixes/{A}")
+    assert (answer.status_code, answer.json()["code"]) == (409, "prefix_pinned")
+    assert commands(api, worker) == []
+
+
+@pytest.mark.parametrize("prefix_id", [B, "..", "*", "x" * 500])
+def test_a_prefix_that_nobody_holds_is_not_found(api: Api, worker: FakeWorker, prefix_id: str) -> None:
+    worker.hold(held(A))
+    answer = api.http.post(f"/v1/prefixes/{prefix_id}/pin")
+    assert answer.status_code == 404
+    assert not api.redis.exists(commands_key("w1"))
+
+
+def test_a_listing_that_is_none_hides_no_other(api: Api, worker: FakeWorker) -> None:
+    api.redis.set(holdings_key("mad"), b"{")
+    worker.hold(held(A))
+    assert [p["id"] for p in api.http.get("/v1/prefixes").json()["data"]] == [A]
+    assert api.redis.keys(HOLDINGS_KEY + "*")
+
+
+def test_without_redis_the_answer_says_so(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise ConnectionError("injected")
+
+    monkeypatch.setattr(api.services.prefixes, "_redis", type("Away", (), {"scan_iter": refuse})())
+    answer = api.http.get("/v1/prefixes")
+    assert (answer.status_code, answer.json()["code"]) == (503, "redis_away")
+
+
+def test_the_default_tenant_owns_what_says_nothing(api: Api) -> None:
+    assert api.services.prefixes.owner("default") == prefix_owner("") == ""
+    row, _ = api.services.keys.create("anna", ["read"], "")
+    with api.services.database.read() as session:
+        salt = prefix_salt(session.get_one(Tenant, row.tenant_id))
+    assert api.services.prefixes.owner(row.tenant_id) == prefix_owner(salt) != ""
