@@ -14,8 +14,9 @@ def quarantine_chain(store: SnapshotStore, root: BlockKey, what: str, expected: 
     """Move a chain's first block to quarantine, and all that was built on it; how many blocks went.
 
     It is logged once, in the words of a BadBlock. Where nothing may be written the first block stays where it
-    is and is a miss from then on, and so is all that needs it.
+    is and is a miss from then on, and so is all that needs it. The shared tier is not asked for any of it.
     """
+    store.distrust(root)
     folder, num_moved = store._folder, 0
     # Children first: a writer that comes between finds the first block, or none of them.
     for key in [] if store.read_only else reversed(_descendants(store, root)):

@@ -53,6 +53,7 @@ class Sharing:
         """Written here and not yet pushed, oldest first."""
         self._must_look = tier.push
         """Whether blocks may be stored here that neither are on the tier nor pending."""
+        self._distrusted: set[BlockKey] = set()
         self._busy = self._closed = False
         self._down_until = 0.0
         self._told = False
@@ -60,14 +61,16 @@ class Sharing:
         if tier.push:
             threading.Thread(target=self._push_all, name="shared-tier", daemon=True).start()
 
-    def pull(self, keys: Sequence[BlockKey]) -> int:
-        """Store the leading blocks that the tier has, with what is attached to them; how many. Never raises.
+    def pull(self, chain: Sequence[BlockKey], start: int) -> int:
+        """Store the blocks that a chain goes on with, with what is attached to them; how many. Never raises.
 
         It ends at the first block that the tier does not have whole, or that finds no room here.
+        start: how many of the chain are stored here.
         """
         self._hanging = [read for read in self._hanging if not read.done()]
-        if self._hanging or time.monotonic() < self._down_until:
+        if self._hanging or time.monotonic() < self._down_until or chain[0] in self._distrusted:
             return 0
+        keys = chain[start:]
         deadline = time.monotonic() + self._tier.request_s
         waiting, reads = iter(keys), deque[Future[Files]]()
         num_pulled = 0
@@ -93,6 +96,10 @@ class Sharing:
             if not self._keep(keys[num_pulled], files):
                 return num_pulled
             num_pulled += 1
+
+    def distrust(self, root: BlockKey) -> None:
+        """Pull no chain that begins so."""
+        self._distrusted.add(root)
 
     def push(self, key: BlockKey) -> None:
         """Note that a block was stored here; it goes to the tier when its turn comes."""

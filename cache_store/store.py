@@ -123,7 +123,9 @@ class SnapshotStore:
         keys, blocks: as given to and by chain_keys, from the root of the chain on.
         """
         num_local = self._match(keys, blocks, 0)
-        if self._sharing and num_local < len(keys) and self._sharing.pull(keys[num_local:]):
+        # What is attached to a block comes with it: there is nothing to ask for.
+        may_go_on = num_local < len(keys) and len(blocks[num_local]) > 0
+        if self._sharing and may_go_on and self._sharing.pull(keys, num_local):
             return self._match(keys, blocks, num_local)
         return num_local
 
@@ -290,6 +292,14 @@ class SnapshotStore:
         with self._folder.locked():
             self._folder.pins.remove(key)
             return self._folder.remove(self._folder.index.path(key))
+
+    def distrust(self, root: BlockKey) -> None:
+        """Take no chain with this first block from the shared tier, as long as this store is open.
+
+        What is computed instead replaces what is there.
+        """
+        if self._sharing:
+            self._sharing.distrust(root)
 
     def wait_pushed(self, timeout_s: float | None = None) -> bool:
         """Wait until the shared tier has all that is stored here; False where it has not by then."""

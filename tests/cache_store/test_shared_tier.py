@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +24,7 @@ from stored_blocks import (
 )
 
 from cache_store import SnapshotStore, Tier, TierDown, attach, attached, remove_prefix
+from cache_store.doubt import quarantine_chain
 
 BUDGET = 64 << 20
 LIMIT_S = 60.0
@@ -437,3 +439,32 @@ def test_an_exact_block_written_while_its_continued_one_is_pushed_is_pushed_too(
     b = opened(tmp_path / "b", f"file://{shared}")
     assert b.match(chain.keys, chain.blocks) == 1
     assert which(get(b, chain.keys[0]), chain.keys[0]) == "exact"
+
+
+def test_a_chain_that_was_found_wrong_does_not_come_back_from_the_tier(tmp_path: Path, shared: Path) -> None:
+    url, chain, other = f"file://{shared}", make_chain(3), make_chain(2, 1)
+    a = opened(tmp_path / "a", url)
+    put_all(a, chain)
+    put_all(a, other)
+    b = opened(tmp_path / "b", url)
+    check_all(b, chain)
+    assert quarantine_chain(b, chain.keys[0], "logits", "some", "others") == 4
+    assert b.match(chain.keys, chain.blocks) == 0
+    check_all(b, other)
+    wrong = [path for path in tier_files(shared) if path.stem in map(str, chain.keys)]
+    for path in wrong:
+        os.utime(path, (0, 0))
+    put_all(b, chain)
+    assert len(wrong) == 3
+    assert all(path.stat().st_mtime > 0 for path in wrong)
+
+
+def test_what_is_attached_is_not_asked_for_apart_from_its_block(tmp_path: Path, shared: Path) -> None:
+    asked: list[str] = []
+    chain = make_chain(1)
+    tier = Tier(f"faulty://{shared}", push=False)
+    store = SnapshotStore(tmp_path / "a", BUDGET, 0, tier=tier)
+    assert put(store, chain, 0)
+    FaultyFiles.meet = staticmethod(lambda operation, path: asked.append(operation))
+    assert attached(store, chain.keys[0], "logits") is None
+    assert asked == []
