@@ -172,11 +172,8 @@ class Tier:
                 items: list[dict[str, Any]] = self._fs.ls(folder, detail=True)
             except FileNotFoundError:
                 return {}
-        return {
-            item["name"].rsplit("/", 1)[-1]: int(item["size"] or 0)
-            for item in items
-            if item["type"] == "file"
-        }
+            files = [item for item in items if item["type"] == "file"]
+            return {item["name"].rsplit("/", 1)[-1]: int(item["size"] or 0) for item in files}
 
     def _write(self, path: str, raw: bytes) -> None:
         with self._errors():

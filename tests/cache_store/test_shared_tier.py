@@ -160,6 +160,23 @@ def test_a_push_that_dies_half_way_leaves_nothing_under_a_blocks_name(tmp_path: 
     assert len(tier_files(shared)) == 4
 
 
+@pytest.mark.parametrize("error", [ConnectionError, PermissionError, KeyError, ValueError, AssertionError])
+def test_no_error_of_a_driver_reaches_a_match_or_a_write(
+    tmp_path: Path, shared: Path, error: type[Exception]
+) -> None:
+    def meet(name: str, path: str) -> None:
+        raise error("of the driver")
+
+    FaultyFiles.meet = staticmethod(meet)
+    store, chain = opened(tmp_path / "a", f"faulty://{shared}"), make_chain(3)
+    put_all(store, chain, pushed=False)
+    longer = make_chain(4)
+    assert store.match(longer.keys, longer.blocks) == 3
+    FaultyFiles.meet = staticmethod(lambda operation, path: None)
+    assert store.wait_pushed(LIMIT_S)
+    check_all(opened(tmp_path / "b", f"file://{shared}"), chain)
+
+
 @pytest.mark.parametrize("operation", ["ls", "cat"])
 def test_a_tier_that_is_down_is_a_miss_and_is_left_alone_for_a_while(
     tmp_path: Path, shared: Path, operation: str
