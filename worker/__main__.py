@@ -17,7 +17,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, RedisError
 from redis.retry import Retry
 
-from cache_store import SnapshotStore
+from cache_store import SnapshotStore, Tier, TierDown
 from jobs import logs, queue_name
 from jobs.settings import folder_name
 from worker.documents import DocumentSource
@@ -59,9 +59,14 @@ def serve(settings: Settings, child_command: Sequence[str]) -> int:
     """Work until a signal; the exit status.
 
     Raises:
-        CannotStart: no usable Redis.
+        CannotStart: no usable Redis, or no such shared tier.
         EngineUnavailable: the model cannot be loaded.
     """
+    try:
+        # Asked here too, so that a wrong address stops the start; what is deleted is deleted there as well.
+        tier = Tier(settings.shared_tier, push=False) if settings.shared_tier else None
+    except TierDown as error:
+        raise CannotStart(f"{error}; check LONGLEAF_SHARED_TIER") from error
     stop = StopRequest()
     stop.listen()
     # One connection for what must answer soon, one for RQ's loop, which waits.
@@ -75,7 +80,7 @@ def serve(settings: Settings, child_command: Sequence[str]) -> int:
     worker: RunWorker | None = None
     presence = Presence(soon, name, settings.model, lambda: worker.renew_lease() if worker else None)
     outbox = Outbox(soon, name)
-    holdings = HoldingsReport(soon, name, lambda: SnapshotStore(settings.snapshots, NO_BUDGET))
+    holdings = HoldingsReport(soon, name, lambda: SnapshotStore(settings.snapshots, NO_BUDGET, tier=tier))
     documents = DocumentSource(settings.api)
     folder = settings.models / folder_name(settings.model)
     complete = partial(with_memory, folder=folder, limit_bytes=settings.memory_bytes)
@@ -145,6 +150,7 @@ def _child_env(settings: Settings) -> dict[str, str]:
         "LONGLEAF_MODELS": str(settings.models),
         "LONGLEAF_MODEL": settings.model,
         "LONGLEAF_SNAPSHOTS_BYTES": str(settings.snapshots_bytes),
+        **({"LONGLEAF_SHARED_TIER": settings.shared_tier} if settings.shared_tier else {}),
     }
 
 
