@@ -10,7 +10,7 @@ from api.db import Database
 from api.settings import Settings
 from api.store import JobStore
 from api.worker_events import BadEvent
-from jobs import EVENT_GROUP, EVENT_STREAM, Event, EventType, Problem
+from jobs import EVENT_GROUP, EVENT_STREAM, Event, EventType, Problem, run_id
 
 
 def events(api: Api, job_id: str) -> list[tuple[int, str]]:
@@ -101,11 +101,12 @@ def test_any_event_shows_that_an_attempt_started(api: Api, worker: FakeWorker) -
 
 def test_a_released_attempt_goes_to_the_front_and_counts_as_no_failure(api: Api, worker: FakeWorker) -> None:
     job_id = start(api, worker)
-    waiting = api.submit()["id"]
+    waiting = str(api.submit()["id"])
     worker.say(job_id, 1, EventType.RELEASED)
     job = api.wait_state(job_id, "queued")
     assert (job["attempt"], job["num_failures"]) == (2, 0)
-    eventually(lambda: len(api.queued()) == 2)
+    # It is put at the end and then moved, in two steps.
+    eventually(lambda: api.queued() == [run_id(job_id, 2), run_id(waiting, 1)])
     assert worker.take().job_id == job_id
     assert worker.take().job_id == waiting
     control = api.control(job_id)
