@@ -20,7 +20,7 @@ up: .venv/ready
 	@$(BIN)/longleaf up
 
 test: .venv/ready
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: .venv/ready
 	$(BIN)/ruff check .
