@@ -128,6 +128,8 @@ class Engine:
         self._cache: KVCache | None = None
         self._cached_keys: list[BlockKey] = []
         self._cache_is_exact = True
+        self._is_stored = False
+        """Whether all that the cache holds of a prefix was put on disk, or came from there."""
 
     @classmethod
     def load(
@@ -335,6 +337,8 @@ class Engine:
     def _restore(self, prefix: Prefix, num_spare: int, reuse: bool, report: Report) -> tuple[KVCache, int]:
         """The cache with as much of the prefix as is known, and how many tokens that is."""
         model = self._model
+        if self._is_deleted():
+            self._forget()
         if reuse and prefix.num_blocks:
             in_memory = snapshots.num_common(self._cached_keys, prefix.keys)
             windows = any(shape.window for shape in model.shapes)
@@ -358,6 +362,7 @@ class Engine:
             if num_read and self._check and not self._check.passes(prefix, cache, num_read):
                 self._cache_is_exact, num_read, cache = True, 0, model.new_cache()
         self._cache, self._cached_keys = cache, prefix.keys[:num_read]
+        self._is_stored = num_read > 0
         return cache, blocks_end(num_read)
 
     def _complete_prefix(
@@ -385,7 +390,8 @@ class Engine:
             exact, spent_s = self._cache_is_exact, checkpoint.spent_s
             num_stored = snapshots.save(self._store, prefix, cache, num_known, exact, self.card.id, spent_s)
             checkpoint.remove()
-            if self._check and num_known + num_stored == prefix.num_blocks:
+            self._is_stored = num_known + num_stored == prefix.num_blocks
+            if self._check and self._is_stored:
                 self._check.keep(prefix, cache, exact)
             log.info("stored %d of %d new blocks", num_stored, prefix.num_blocks - num_known)
 
@@ -394,8 +400,12 @@ class Engine:
             return "none"
         return "exact" if self._cache_is_exact else "continued"
 
+    def _is_deleted(self) -> bool:
+        """Whether the prefix in memory lay on disk and is gone: who deletes one means this copy too."""
+        return bool(self._store and self._is_stored and self._store.info(self._cached_keys[-1]) is None)
+
     def _forget(self) -> None:
-        self._cache, self._cached_keys, self._cache_is_exact = None, [], True
+        self._cache, self._cached_keys, self._cache_is_exact, self._is_stored = None, [], True, False
 
 
 def _check_kernels(card: ModelCard) -> None:

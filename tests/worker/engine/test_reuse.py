@@ -137,3 +137,15 @@ def test_snapshots_of_other_weights_are_not_used(model, store, document, answer)
     card = model.card.model_copy(update={"fingerprint": "of other weights"})
     other = Engine(dataclasses.replace(model, card=card), store)
     assert answer(other, document(330)).usage.cached_tokens == 0
+
+
+def test_a_deleted_prefix_is_forgotten_in_memory_too(engine, store, document, answer):
+    text = document(448)
+    first = answer(engine, text)
+    assert answer(engine, text).usage.cached_tokens == 448
+    other = SnapshotStore(store.folder, 1_000_000_000, min_free_bytes=0)
+    for entry in other.entries():
+        other.remove(entry.key)
+    again = answer(engine, text)
+    assert again.usage.cached_tokens == 0
+    assert again.text == first.text
