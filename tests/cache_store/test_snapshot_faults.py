@@ -179,7 +179,9 @@ def test_a_read_only_folder_is_read_and_left_as_it_is(tmp_path: Path) -> None:
     path_of(folder, chain.keys[1]).write_bytes(raw[:-1])
     before = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in files_in(folder)}
     for base in [*tmp_path.parents, tmp_path]:
-        if base.stat().st_uid == os.getuid() and base.name.startswith(("pytest-", "test_", tmp_path.name)):
+        if base.stat().st_uid == os.getuid() and base.name.startswith(
+            ("pytest-", "popen-", "test_", tmp_path.name)
+        ):
             base.chmod(0o755)
     for path in [folder, *folder.rglob("*")]:
         path.chmod(0o555 if path.is_dir() else 0o444)

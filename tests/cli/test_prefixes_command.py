@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import Result
+from rich.console import Console
 from typer.testing import CliRunner
 
 from cache_store import BlockKey, SnapshotStore, Tier
@@ -244,7 +245,7 @@ def test_the_pages_examples_give_what_the_page_shows(
     transcripts = re.findall(r"```console\n(.*?)```", page, re.DOTALL)
     assert len(transcripts) > 3
     monkeypatch.setenv("LONGLEAF_DATA", str(data))
-    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setattr(prefixes, "out", Console(width=100))
     monkeypatch.chdir(tmp_path)
     for step in re.split(r"^\$ longleaf prefixes ", "".join(transcripts), flags=re.MULTILINE)[1:]:
         command, _, shown = step.partition("\n")
