@@ -22,11 +22,11 @@ from cli import prefixes
 from cli import up as local
 from cli.client import Client, Job, Refused, Unreachable
 from cli.doctor import examine
-from cli.settings import Settings, SettingsError, load_settings
 from cli.watch import watch
+from cli.words import EXIT_REFUSED, refuse, say, settings_or_refuse
 from jobs import Ask, Prompt, Result, State, Summarize
 
-EXIT_FAILED, EXIT_REFUSED, EXIT_UNREACHABLE, EXIT_INTERRUPTED = 1, 2, 3, 130
+EXIT_FAILED, EXIT_UNREACHABLE, EXIT_INTERRUPTED = 1, 3, 130
 
 _given_key: ContextVar[str | None] = ContextVar("key", default=None)
 
@@ -76,14 +76,14 @@ def up(
 ) -> None:
     """Run Redis, the API and a worker here until Ctrl-C."""
     given = {"data": data, "host": host, "port": port, "model": model}
-    settings = _settings().model_copy(update={k: v for k, v in given.items() if v is not None})
+    settings = settings_or_refuse().model_copy(update={k: v for k, v in given.items() if v is not None})
     raise typer.Exit(local.up(settings))
 
 
 @app.command()
 def down(data: Data = None) -> None:
     """Stop what `longleaf up` runs on a data folder."""
-    raise typer.Exit(local.down(data or _settings().data))
+    raise typer.Exit(local.down(data or settings_or_refuse().data))
 
 
 @app.command()
@@ -104,7 +104,7 @@ def submit(
 ) -> None:
     """Send a job over a document and print the job's id."""
     if summarize and prompt is not None:
-        _refuse("--summarize and --prompt exclude each other")
+        refuse("--summarize and --prompt exclude each other")
     with _client() as client:
         common = _common(client, source, model, max_tokens, temperature, top_p, seed, stop, thinking)
         common |= {"expires_after": expires_after, "priority": priority}
@@ -234,7 +234,7 @@ def plan(
     cpu: Annotated[bool, typer.Option("--cpu", help="Plan for a machine without a GPU.")] = False,
 ) -> None:
     """Say how much memory a model needs for a context, and whether it fits."""
-    command = [sys.executable, "-m", "worker.plan", "--models-dir", str(_settings().models)]
+    command = [sys.executable, "-m", "worker.plan", "--models-dir", str(settings_or_refuse().models)]
     command += ["--context", str(context)] if context is not None else []
     command += [f"--memory={memory}"] if memory is not None else []
     command += ["--cpu"] if cpu else []
@@ -258,7 +258,7 @@ def doctor() -> None:
     """Check what Longleaf needs here and say what to mend; exit status 1 where it cannot start."""
     marks = {"ok": "[green]ok[/green]  ", "warn": "[yellow]warn[/yellow]", "bad": "[red]bad[/red] "}
     is_bad = False
-    for finding in examine(_settings()):
+    for finding in examine(settings_or_refuse()):
         is_bad = is_bad or finding.state == "bad"
         out.print(
             f"{marks[finding.state]} {escape(finding.name)}: {escape(finding.detail)}",
@@ -316,9 +316,9 @@ def _fail_unless_succeeded(job: Job) -> None:
     if job.state is State.SUCCEEDED:
         return
     if not job.ended:
-        _refuse(f"{job.id} is {job.state.value}; `longleaf wait {job.id}` watches it")
+        refuse(f"{job.id} is {job.state.value}; `longleaf wait {job.id}` watches it")
     reason = f": {job.error.detail}" if job.error is not None else ""
-    _say(f"{job.id} {job.state.value}{reason}")
+    say(f"{job.id} {job.state.value}{reason}")
     raise typer.Exit(EXIT_FAILED)
 
 
@@ -326,7 +326,7 @@ def _watch(client: Client, job_id: str) -> Job:
     try:
         return watch(client, job_id, err)
     except KeyboardInterrupt:
-        _say(f"the job goes on; `longleaf wait {job_id}` watches it, `longleaf cancel {job_id}` stops it")
+        say(f"the job goes on; `longleaf wait {job_id}` watches it, `longleaf cancel {job_id}` stops it")
         raise typer.Exit(EXIT_INTERRUPTED) from None
 
 
@@ -359,7 +359,7 @@ def _document_id(client: Client, source: str) -> str:
     if path.is_file():
         return client.upload(path).id
     if path.exists() or not re.fullmatch(r"doc_[0-9A-Za-z]+", source):
-        _refuse(f"{source} is neither a file nor a document id (doc_...)")
+        refuse(f"{source} is neither a file nor a document id (doc_...)")
     return source
 
 
@@ -367,14 +367,14 @@ def _document_id(client: Client, source: str) -> str:
 def _client() -> Iterator[Client]:
     """A client of the API that the settings name; what it raises becomes a message and an exit status."""
     try:
-        settings = _settings()
+        settings = settings_or_refuse()
         with Client(settings.api_url, key=_given_key.get() or settings.api_key) as client:
             yield client
     except Unreachable as error:
-        _say(str(error))
+        say(str(error))
         raise typer.Exit(EXIT_UNREACHABLE) from None
     except Refused as error:
-        _say(f"refused: {error}")
+        say(f"refused: {error}")
         raise typer.Exit(EXIT_REFUSED) from None
 
 
@@ -384,31 +384,14 @@ def _valid_spec() -> Iterator[None]:
         yield
     except ValidationError as error:
         first = error.errors()[0]
-        _refuse(f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}")
+        refuse(f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}")
 
 
 def _in_api(module: str, *words: str) -> None:
     """Run a command of the API on this host's database and end with its exit status."""
     command = [sys.executable, "-m", f"api.{module}", *words]
-    env = {**os.environ, "LONGLEAF_DATA": str(_settings().data)}
+    env = {**os.environ, "LONGLEAF_DATA": str(settings_or_refuse().data)}
     raise typer.Exit(subprocess.run(command, env=env).returncode)
-
-
-def _settings() -> Settings:
-    try:
-        return load_settings()
-    except SettingsError as error:
-        _refuse(str(error))
-        raise
-
-
-def _refuse(message: str) -> None:
-    _say(message)
-    raise typer.Exit(EXIT_REFUSED)
-
-
-def _say(message: str) -> None:
-    print(f"longleaf: {message}", file=sys.stderr)
 
 
 def _print_json(value: BaseModel) -> None:

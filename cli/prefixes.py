@@ -6,7 +6,6 @@ Exit status: 0 ok, 1 something stored is bad, 2 refused or misused.
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -34,9 +33,9 @@ from cache_store import (
     verify,
 )
 from cache_store.index import disk_bytes
-from cli.settings import Settings, SettingsError, load_settings
+from cli.words import refuse, say, settings_or_refuse
 
-EXIT_BAD, EXIT_REFUSED = 1, 2
+EXIT_BAD = 1
 ID_DIGITS = 12
 """Of an id's 32 digits, as many are printed; any beginning that fits one block alone is accepted."""
 NO_BUDGET = 1 << 62
@@ -146,7 +145,7 @@ def unpin(id: Id, data: Data = None) -> None:
         matches = [key for key in pins if key.hex.startswith(id.lower())]
         if len(matches) != 1:
             pinned = ", ".join(sorted(map(_short, pins))) or "nothing"
-            _refuse(f"{id!r} begins {len(matches)} pinned ids, not one; pinned: {pinned}")
+            refuse(f"{id!r} begins {len(matches)} pinned ids, not one; pinned: {pinned}")
         store.unpin(matches[0])
     print(f"{_short(matches[0])} is not pinned any more")
 
@@ -159,7 +158,7 @@ def rm(
 ) -> None:
     """Delete prefixes, from the shared tier too; blocks that other prefixes share stay."""
     if bool(ids) == (tenant is not None):
-        _refuse("name ids or --tenant, one of them")
+        refuse("name ids or --tenant, one of them")
     with _store(data, shared=True) as store:
         if tenant is not None:
             print(f"{_blocks(store.remove_tenant(tenant))} deleted")
@@ -179,7 +178,7 @@ def export(
     """Write prefixes to one file, every byte checked."""
     with _store(data) as store:
         if file.exists():
-            _refuse(f"{file} is there already; name another file")
+            refuse(f"{file} is there already; name another file")
         num_blocks = export_prefixes(store, [_key(store, id) for id in ids], file)
     print(f"{_blocks(num_blocks)}, {_size(file.stat().st_size)} in {file}")
 
@@ -187,19 +186,19 @@ def export(
 @app.command("import")
 def import_(file: Path, data: Data = None) -> None:
     """Store the prefixes of an exported file. Import what you trust."""
-    settings = _settings()
+    settings = settings_or_refuse()
     folder = data / "snapshots" if data else settings.snapshots
     with _errors():
         store = SnapshotStore(folder, settings.snapshots_bytes)
         if store.read_only:
-            _refuse(f"{folder} cannot be written")
+            refuse(f"{folder} cannot be written")
         num_stored = num_refused = 0
         for _, stored in import_prefixes(store, file):
             num_stored += stored
             num_refused += not stored
     print(f"{_blocks(num_stored)} stored")
     if num_refused:
-        _say(f"{_blocks(num_refused)} found no room in {_size(settings.snapshots_bytes)}")
+        say(f"{_blocks(num_refused)} found no room in {_size(settings.snapshots_bytes)}")
         raise typer.Exit(EXIT_BAD)
 
 
@@ -235,13 +234,13 @@ def verify_(
 @app.command()
 def gc(data: Data = None) -> None:
     """Apply the budget, and remove expired checkpoints and what dead writers left."""
-    settings = _settings()
+    settings = settings_or_refuse()
     folder = _folder(data)
     before = _disk_bytes(folder)
     with _errors():
         store = SnapshotStore(folder, settings.snapshots_bytes)
         if store.read_only:
-            _refuse(f"{folder} cannot be written")
+            refuse(f"{folder} cannot be written")
     after = _disk_bytes(folder)
     print(f"{_size(before - after)} freed, {_size(after)} left of {_size(settings.snapshots_bytes)}")
 
@@ -258,17 +257,15 @@ def _store(data: Path | None, shared: bool = False) -> Iterator[SnapshotStore]:
     shared: whether what is done to it is done to the shared tier of the settings too.
     """
     folder = _folder(data)
-    url = _settings().shared_tier if shared else None
+    url = settings_or_refuse().shared_tier if shared else None
     with _errors():
         yield SnapshotStore(folder, NO_BUDGET, 0, tier=Tier(url, push=False) if url else None)
 
 
 def _folder(data: Path | None) -> Path:
-    folder = data / "snapshots" if data else _settings().snapshots
+    folder = data / "snapshots" if data else settings_or_refuse().snapshots
     if not folder.is_dir():
-        _refuse(
-            f"{folder} is not there: a worker makes it; --data or LONGLEAF_DATA names another data folder"
-        )
+        refuse(f"{folder} is not there: a worker makes it; --data or LONGLEAF_DATA names another data folder")
     return folder
 
 
@@ -277,7 +274,7 @@ def _errors() -> Iterator[None]:
     try:
         yield
     except (CacheStoreError, OSError) as error:
-        _refuse(str(error))
+        refuse(str(error))
 
 
 def _key(store: SnapshotStore, id: str) -> BlockKey:
@@ -285,25 +282,8 @@ def _key(store: SnapshotStore, id: str) -> BlockKey:
     keys = [entry.key for entry in store.entries() if not entry.attached]
     matches = [key for key in keys if key.hex.startswith(id.lower())]
     if len(matches) != 1:
-        _refuse(f"{id!r} begins {len(matches)} stored ids, not one; `longleaf prefixes list` prints them")
+        refuse(f"{id!r} begins {len(matches)} stored ids, not one; `longleaf prefixes list` prints them")
     return matches[0]
-
-
-def _settings() -> Settings:
-    try:
-        return load_settings()
-    except SettingsError as error:
-        _refuse(str(error))
-        raise
-
-
-def _refuse(message: str) -> None:
-    _say(message)
-    raise typer.Exit(EXIT_REFUSED)
-
-
-def _say(message: str) -> None:
-    print(f"longleaf: {message}", file=sys.stderr)
 
 
 def _print_json(value: Mapping[str, Any]) -> None:
