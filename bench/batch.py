@@ -15,14 +15,13 @@ import argparse
 import json
 import os
 import platform
-import re
 import sys
 from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from bench.machine import ROOT, cpu_name, git
+from bench.machine import ROOT, cpu_name, git, result_path
 from bench.prefill_attention import alternate
 from worker import accelerate
 
@@ -85,8 +84,8 @@ def main() -> None:
         }
     )
     print(f"\n{line}")
-    name = f"batch.{re.sub('[^a-z0-9]+', '_', device.lower())}.json"
-    (ROOT / "bench" / "results" / name).write_text(line + "\n", encoding="utf-8")
+    path = result_path(ROOT / "bench" / "results", "batch", device)
+    path.write_text(line + "\n", encoding="utf-8")
 
 
 class Bench:

@@ -21,7 +21,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from bench.machine import cpu_name, git
+from bench.machine import commit, cpu_name
 from worker import accelerate
 
 
@@ -98,7 +98,7 @@ def main() -> None:
         "rounds": rows,
         "prefill_without_s": without_s,
         "versions": {"python": platform.python_version(), "mlx": metadata.version("mlx")},
-        "commit": git("rev-parse", "--short", "HEAD"),
+        "commit": commit(),
     }
     print(json.dumps(result))
 

@@ -18,9 +18,7 @@ import argparse
 import json
 import os
 import platform
-import re
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -36,9 +34,9 @@ from mlx_lm.models.base import quantized_scaled_dot_product_attention
 
 import kernels
 from bench import attention_plot
+from bench.machine import ROOT, commit, result_path
 from kernels import BLOCK_TOKENS, FORMATS, CacheView, Format, TileLayout, cuda, reference
 
-ROOT = Path(__file__).parents[1]
 TOKENS = [1024, 4096, 16384, 65536, 131072, 524288, 1048576]
 NUM_SINKS, NUM_TAIL = 64, 64
 ON_CUDA = cuda.available()
@@ -304,13 +302,6 @@ def host_cost() -> dict[str, float]:
     return {"graph_ms": statistics.median(build), "call_ms": statistics.median(whole)}
 
 
-def command_output(*command: str) -> str:
-    try:
-        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-
-
 def device_name() -> str:
     info = mx.device_info()
     return str(info.get("device_name") or platform.processor() or platform.machine())
@@ -324,7 +315,7 @@ def main() -> None:
     parser.add_argument("--limit-s", type=float, default=5.0, help="about how long one measurement may take")
     parser.add_argument("--kernels-only", action="store_true", help="leave MLX's and mlx-lm's ways out")
     parser.add_argument("--memory-gb", type=float, default=100.0 if ON_CUDA else 12.0)
-    parser.add_argument("--commit", default=command_output("git", "rev-parse", "--short", "HEAD"))
+    parser.add_argument("--commit", default=commit())
     parser.add_argument("--out", type=Path, default=ROOT / "bench" / "results")
     args = parser.parse_args()
     clock = Clock(args.limit_s)
@@ -352,7 +343,7 @@ def main() -> None:
         "rows": [],
     }
     args.out.mkdir(parents=True, exist_ok=True)
-    path = args.out / f"decode_attention.{re.sub(r'[^a-z0-9]+', '_', device.lower()).strip('_')}.json"
+    path = result_path(args.out, "decode_attention", device)
     for case in cases(args.tokens):
         row = measure(case, clock, bandwidth, args.memory_gb * 1e9, args.kernels_only)
         result["rows"].append(row)

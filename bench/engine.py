@@ -20,7 +20,6 @@ import argparse
 import json
 import os
 import platform
-import re
 import statistics
 import sys
 import tempfile
@@ -34,7 +33,8 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from bench.decode_attention import ROOT, command_output, device_name
+from bench.decode_attention import device_name
+from bench.machine import ROOT, commit, result_path
 from bench.random_models import SHAPES, make_module
 from cache_store import SnapshotStore
 from jobs import ModelCard
@@ -240,7 +240,7 @@ def main() -> None:
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
     parser.add_argument("--output-tokens", type=int, default=64)
     parser.add_argument("--limit-s", type=float, default=120.0, help="the longest prefill to wait for")
-    parser.add_argument("--commit", default=command_output("git", "rev-parse", "--short", "HEAD"))
+    parser.add_argument("--commit", default=commit())
     parser.add_argument("--out", type=Path, default=ROOT / "bench" / "results")
     args = parser.parse_args()
     attention.install()
@@ -257,7 +257,7 @@ def main() -> None:
         "commit": args.commit,
         "rows": [],
     }
-    path = args.out / f"engine.{re.sub(r'[^a-z0-9]+', '_', device.lower()).strip('_')}.json"
+    path = result_path(args.out, "engine", device)
     if path.exists():  # shapes may be measured one by one
         kept = json.loads(path.read_text())["rows"]
         result["rows"] = [row for row in kept if row["shape"] not in args.shape]

@@ -17,6 +17,18 @@ def cpu_name() -> str:
 
 
 def git(*arguments: str) -> str:
-    return subprocess.run(
-        ["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False
-    ).stdout.strip()
+    """What git says of this repository; nothing where there is no git or no repository."""
+    try:
+        done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+    except OSError:
+        return ""
+    return done.stdout.strip()
+
+
+def commit() -> str:
+    return git("rev-parse", "--short", "HEAD") or "unknown"
+
+
+def result_path(folder: Path, bench: str, device: str) -> Path:
+    """Where a bench keeps its result for a device, such as `engine.nvidia_h200.json`."""
+    return folder / f"{bench}.{re.sub(r'[^a-z0-9]+', '_', device.lower()).strip('_')}.json"

@@ -16,7 +16,6 @@ import json
 import os
 import platform
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -25,6 +24,7 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
+from bench.machine import commit, cpu_name
 from cache_store import BlockKey, Section, SnapshotStore, chain_keys
 from kernels import BLOCK_TOKENS, TileLayout
 
@@ -165,22 +165,6 @@ def index_s(folder: Path, num_headers: int) -> float:
     return round(least, 3)
 
 
-def machine() -> str:
-    name = platform.processor() or platform.machine()
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        names = [line for line in info.read_text().splitlines() if line.startswith("model name")]
-        name = names[0].split(":", 1)[1].strip() if names else name
-    return f"{name}, {os.cpu_count()} cores, {platform.system()} {platform.release()}"
-
-
-def commit() -> str:
-    done = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    )
-    return done.stdout.strip()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -204,7 +188,7 @@ def main() -> None:
     shutil.rmtree(options.folder)
     result = {
         "bench": "snapshots",
-        "machine": machine(),
+        "machine": f"{cpu_name()}, {os.cpu_count()} cores, {platform.system()} {platform.release()}",
         "load_at_start": round(load, 1),
         "nice": os.nice(0),
         "versions": {"python": platform.python_version(), "numpy": np.__version__, "xxhash": xxhash.VERSION},
