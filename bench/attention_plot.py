@@ -7,8 +7,9 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-WIDTH, HEIGHT = 720, 440
-LEFT, RIGHT, TOP, BOTTOM = 70, 180, 40, 50
+from bench.svg import BOTTOM, HEIGHT, LEFT, TOP, WIDTH, frame, level
+
+RIGHT = 180
 LINES = {
     "mlx_lm_quantized_ms": ("mlx-lm, 4-bit KV", "#b3541e"),
     "dequantize_sdpa_ms": ("dequantise + SDPA", "#8a6d1b"),
@@ -37,19 +38,9 @@ def write(path: Path, title: str, rows: list[dict[str, Any]]) -> None:
     def y(ms: float) -> float:
         return TOP + (high - math.log10(ms)) / (high - low) * (HEIGHT - TOP - BOTTOM)
 
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
-        'font-family="sans-serif" font-size="12">',
-        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
-        f'<text x="{LEFT}" y="22" font-size="14">{escape(title)}</text>',
-        f'<text x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 10}" text-anchor="middle">tokens</text>',
-        f'<text transform="rotate(-90 16 {HEIGHT / 2})" x="16" y="{HEIGHT / 2}" text-anchor="middle">'
-        "ms of one layer</text>",
-    ]
+    parts = frame(title, "tokens", "ms of one layer", RIGHT)
     for power in range(low, high + 1):
-        at = y(10.0**power)
-        parts.append(f'<path d="M{LEFT} {at:.1f}H{WIDTH - RIGHT}" stroke="#ddd"/>')
-        parts.append(f'<text x="{LEFT - 6}" y="{at + 4:.1f}" text-anchor="end">{10.0**power:g}</text>')
+        parts += level(y(10.0**power), RIGHT, f"{10.0**power:g}")
     for row in rows:
         at = x(row["num_tokens"])
         label = f"{row['num_tokens'] // 1024}K"

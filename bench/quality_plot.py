@@ -1,4 +1,4 @@
-"""KL against bits per element, drawn as SVG by hand: no plotting package is among the dependencies."""
+"""KL against bits per element, drawn as SVG by hand."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-WIDTH, HEIGHT = 720, 440
-LEFT, RIGHT, TOP, BOTTOM = 70, 150, 40, 50
+from bench.svg import BOTTOM, HEIGHT, LEFT, TOP, WIDTH, frame, level
+
+RIGHT = 150
 COLOURS = {"deployment": "#1f6f4a", "stress": "#b3541e"}
 
 
@@ -23,20 +24,9 @@ def write(path: Path, title: str, rows: list[dict[str, Any]]) -> None:
     def y(kl: float) -> float:
         return TOP + (high - math.log10(kl)) / (high - low) * (HEIGHT - TOP - BOTTOM)
 
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
-        'font-family="sans-serif" font-size="12">',
-        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
-        f'<text x="{LEFT}" y="22" font-size="14">{escape(title)}</text>',
-        f'<text x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 10}" text-anchor="middle">'
-        "bits per element, everything counted</text>",
-        f'<text transform="rotate(-90 16 {HEIGHT / 2})" x="16" y="{HEIGHT / 2}" text-anchor="middle">'
-        "mean KL(exact || quantised), nats</text>",
-    ]
+    parts = frame(title, "bits per element, everything counted", "mean KL(exact || quantised), nats", RIGHT)
     for power in range(low, high + 1):
-        at = y(10.0**power)
-        parts.append(f'<path d="M{LEFT} {at:.1f}H{WIDTH - RIGHT}" stroke="#ddd"/>')
-        parts.append(f'<text x="{LEFT - 6}" y="{at + 4:.1f}" text-anchor="end">1e{power}</text>')
+        parts += level(y(10.0**power), RIGHT, f"1e{power}")
     for bits in range(4, 17, 2):
         at = x(bits)
         parts.append(f'<path d="M{at:.1f} {TOP}V{HEIGHT - BOTTOM}" stroke="#eee"/>')
