@@ -68,10 +68,24 @@ class _Work:
     prefilled: float = 0.0
 
     @property
+    def num_tokens(self) -> int:
+        """Of the prompt and the longest answer."""
+        return len(self.prompt.tokens) + self.request.sampling.max_output_tokens
+
+    @property
+    def prefix_end(self) -> int:
+        """The token behind the prefix's last block."""
+        return blocks_end(whole_blocks(self.prompt.document_end))
+
+    @property
     def num_behind(self) -> int:
         """The most tokens that can lie behind the prefix."""
-        prefix_end = blocks_end(whole_blocks(self.prompt.document_end))
-        return len(self.prompt.tokens) - prefix_end + self.request.sampling.max_output_tokens
+        return self.num_tokens - self.prefix_end
+
+    @property
+    def num_spare(self) -> int:
+        """Blocks that the instruction and the answer may fill behind the prefix, beyond the dense tail."""
+        return -(-max(0, self.num_behind - TAIL_TOKENS) // BLOCK_TOKENS)
 
     def output(self, answer: Answer, prefix: Literal["none", "exact", "continued"]) -> Output:
         assert answer.finish_reason is not None
@@ -202,8 +216,8 @@ class Engine:
         prompts = [self._prompts.build(documents, r.instruction, r.sampling.thinking) for r in requests]
         works = [_Work(prompt, request) for prompt, request in zip(prompts, requests, strict=True)]
         for work in works:
-            self._check_context(work.prompt, work.request.sampling)
-            self._check_memory(work.prompt, work.request.sampling)
+            self._check_context(work)
+            self._check_memory(work)
         outputs: list[Output] = []
         try:
             for group in self._groups(works):
@@ -238,7 +252,7 @@ class Engine:
         """Restore → prefill the prefix → for each: prefill what follows, decode."""
         model, first = self._model, group[0]
         prefix = Prefix(self.card.fingerprint, first.prompt.head, salt)
-        num_spare = max(self._num_spare(work.prompt, work.request.sampling) for work in group)
+        num_spare = max(work.num_spare for work in group)
         first.began = time.perf_counter()
         cache, first.cached_tokens = self._restore(prefix, num_spare, reuse, first.request.report)
         first.restored = time.perf_counter()
@@ -283,7 +297,7 @@ class Engine:
     def _max_rows(self, group: Sequence[_Work], cache: KVCache) -> int:
         """How many answers fit into the memory at a time, beside what one needs."""
         longest = max(group, key=lambda work: work.num_behind)
-        free = self._check_memory(longest.prompt, longest.request.sampling)
+        free = self._check_memory(longest)
         per_row = row_bytes(cache, longest.num_behind)
         return max(1, min(MAX_ROWS, free // per_row))
 
@@ -291,9 +305,9 @@ class Engine:
         """How many tokens the whole prompt has."""
         return len(self._prompts.build(documents, instruction).tokens)
 
-    def _check_context(self, prompt: Prompt, sampling: Sampling) -> None:
-        num_prompt, limit = len(prompt.tokens), self.card.context_tokens
-        if num_prompt + sampling.max_output_tokens > limit:
+    def _check_context(self, work: _Work) -> None:
+        num_prompt, sampling, limit = len(work.prompt.tokens), work.request.sampling, self.card.context_tokens
+        if work.num_tokens > limit:
             raise EngineError(
                 "context_exceeded",
                 f"The prompt has {num_prompt:,} tokens and the answer may have "
@@ -305,7 +319,7 @@ class Engine:
             )
 
     def _out_of_memory(self, works: Sequence[_Work], error: BaseException) -> EngineError:
-        num_tokens = max(len(w.prompt.tokens) + w.request.sampling.max_output_tokens for w in works)
+        num_tokens = max(work.num_tokens for work in works)
         return EngineError(
             "out_of_memory",
             f"The device ran out of memory at {num_tokens:,} tokens of prompt and answer ({error}), although "
@@ -315,24 +329,16 @@ class Engine:
             limit_bytes=self._memory_bytes,
         )
 
-    def _check_memory(self, prompt: Prompt, sampling: Sampling) -> int:
+    def _check_memory(self, work: _Work) -> int:
         """Bytes that stay free beside this request."""
-        num_prompt, num_prefix = len(prompt.tokens), blocks_end(whole_blocks(prompt.document_end))
         return require_memory(
             self.card.id,
             self._model.config,
-            num_prompt + sampling.max_output_tokens,
+            work.num_tokens,
             self._memory_bytes,
-            num_prompt - num_prefix,
-            sampling.max_output_tokens,
+            len(work.prompt.tokens) - work.prefix_end,
+            work.request.sampling.max_output_tokens,
         )
-
-    @staticmethod
-    def _num_spare(prompt: Prompt, sampling: Sampling) -> int:
-        """Blocks that the instruction and the answer may fill behind the prefix, beyond the dense tail."""
-        num_prefix = blocks_end(whole_blocks(prompt.document_end))
-        num_behind = len(prompt.tokens) - num_prefix + sampling.max_output_tokens
-        return -(-max(0, num_behind - TAIL_TOKENS) // BLOCK_TOKENS)
 
     def _restore(self, prefix: Prefix, num_spare: int, reuse: bool, report: Report) -> tuple[KVCache, int]:
         """The cache with as much of the prefix as is known, and how many tokens that is."""
