@@ -1,0 +1,32 @@
+"""The API that a command speaks to, and what becomes of its refusals."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+import typer
+
+from cli.client import Client, Refused, Unreachable
+from cli.words import EXIT_REFUSED, say, settings_or_refuse
+
+EXIT_UNREACHABLE = 3
+
+given_key: ContextVar[str | None] = ContextVar("key", default=None)
+"""What `--key` says, before the words of the command."""
+
+
+@contextmanager
+def connected() -> Iterator[Client]:
+    """A client of the API that the settings name; what it raises becomes a message and an exit status."""
+    try:
+        settings = settings_or_refuse()
+        with Client(settings.api_url, key=given_key.get() or settings.api_key) as client:
+            yield client
+    except Unreachable as error:
+        say(str(error))
+        raise typer.Exit(EXIT_UNREACHABLE) from None
+    except Refused as error:
+        say(f"refused: {error}")
+        raise typer.Exit(EXIT_REFUSED) from None
