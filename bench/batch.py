@@ -48,6 +48,8 @@ def main() -> None:
     parser.add_argument("--questions", type=int, default=len(QUESTIONS))
     parser.add_argument("--output", type=int, default=64, help="most tokens of an answer")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--commit", default=git("describe", "--always", "--dirty", "--abbrev=12"))
+    parser.add_argument("--out", type=Path, default=ROOT / "bench" / "results")
     options = parser.parse_args()
     in_force = accelerate.prepare_cpu()  # before MLX is loaded
 
@@ -72,7 +74,7 @@ def main() -> None:
             "openblas": in_force,
             "load": load_before,  # of the machine before the run
             "command": f"python -m bench.batch {' '.join(sys.argv[1:])}".strip(),
-            "commit": git("describe", "--always", "--dirty", "--abbrev=12"),
+            "commit": options.commit,
             "model": model.card.id,
             "document_tokens": bench.num_document,
             "batch": bench.batch(options.questions),
@@ -84,7 +86,7 @@ def main() -> None:
         }
     )
     print(f"\n{line}")
-    path = result_path(ROOT / "bench" / "results", "batch", device)
+    path = result_path(options.out, "batch", device)
     path.write_text(line + "\n", encoding="utf-8")
 
 

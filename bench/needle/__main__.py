@@ -4,9 +4,10 @@
 
 Every document is asked cold (prefilled here), restored (its blocks read from snapshots by another engine) and
 with a nonce before it and no reuse. Single-key documents hold one fact, at each depth in turn; the other
-tasks share one document. Prints a heatmap for each format and task and one JSON line; the line is kept in
-bench/results/needle.<device>.json. 131,072 tokens on a CPU take a quarter of an hour for each document and
-format.
+tasks share one document. `two_bits` and `shifted` are int4c with every block damaged: were that to cost no
+recall, the instrument would measure nothing. Prints a heatmap for each format and task and one JSON line; the
+line is kept in bench/results/needle.<device>.json. 131,072 tokens on a CPU take a quarter of an hour for each
+document and format.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from typing import Any, get_args
 
 import numpy as np
 
-from bench.machine import ROOT, cpu_name, git
+from bench.machine import ROOT, cpu_name, git, result_path
 from bench.needle import words
 from bench.needle.documents import TASKS, Document, Filler, make_document, make_facts
 from worker import accelerate
 
 SEED = 70_000
 NUM_SENTENCES = 30_000
-CASES = ("cold", "restored", "nonce")
+DAMAGED = ("two_bits", "shifted")
 
 
 def main() -> None:
@@ -40,9 +41,11 @@ def main() -> None:
 
     parser = argparse.ArgumentParser(prog="python -m bench.needle", description=__doc__)
     parser.add_argument("--tokens", type=int, nargs="+", default=[32_768, 65_536, 131_072])
-    parser.add_argument("--formats", nargs="+", default=["exact", *get_args(Format)])
+    parser.add_argument("--formats", nargs="+", default=["exact", *get_args(Format), *DAMAGED])
     parser.add_argument("--depths", type=int, default=5, help="single-key documents at each length")
     parser.add_argument("--questions", type=int, default=20, help="of each other task at each length")
+    parser.add_argument("--commit", default=git("describe", "--always", "--dirty", "--abbrev=12"))
+    parser.add_argument("--out", type=Path, default=ROOT / "bench" / "results")
     options = parser.parse_args()
     rows = measure(options.tokens, options.formats, options.depths, options.questions)
     print_heatmaps(rows)
@@ -54,13 +57,13 @@ def main() -> None:
             "versions": {name: metadata.version(name) for name in ("mlx", "mlx-lm", "numpy")},
             "python": platform.python_version(),
             "command": f"python -m bench.needle {' '.join(sys.argv[1:])}".strip(),
-            "commit": git("describe", "--always", "--dirty", "--abbrev=12"),
+            "commit": options.commit,
             "rows": rows,
         }
     )
     print(f"\n{line}")
-    kind = "cpu" if device == cpu_name() else device.lower().replace(" ", "_")
-    (ROOT / "bench" / "results" / f"needle.{kind}.json").write_text(line + "\n", encoding="utf-8")
+    path = result_path(options.out, "needle", "cpu" if device == cpu_name() else device)
+    path.write_text(line + "\n", encoding="utf-8")
 
 
 def measure(
@@ -108,12 +111,26 @@ def make_documents(
 
 
 def answers(model: Any, document: Document, format: str) -> Iterator[tuple[str, list[bool]]]:
-    """What was right in each case; exact keys and values have the cold one alone."""
-    from bench.needle.recall import SNAPSHOT_BYTES, ask, ask_exactly, engine_of
+    """What was right in each case; exact keys and values, and damaged ones, have the cold one alone."""
+    from bench.needle.recall import (
+        SNAPSHOT_BYTES,
+        ask,
+        ask_exactly,
+        damage_cache,
+        engine_of,
+        two_bits,
+        values_of_the_next_block,
+    )
     from cache_store import SnapshotStore
 
     if format == "exact":
         yield "cold", ask_exactly(model, document, document.questions).right
+        return
+    if format in DAMAGED:
+        engine = engine_of(model, "int4c", None)
+        ask(engine, document, document.questions[:1])
+        damage_cache(engine, two_bits if format == "two_bits" else values_of_the_next_block)
+        yield "cold", ask(engine, document, document.questions).right
         return
     with tempfile.TemporaryDirectory() as folder:
         store = SnapshotStore(Path(folder), SNAPSHOT_BYTES, 0)
