@@ -1,19 +1,17 @@
-"""The shared tier on a real S3 server of this machine, where the extra `s3-tests` is installed."""
+"""The shared tier on a real S3 server of this machine."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
 
+import boto3
 import numpy as np
 import pytest
+from moto import server
 from stored_blocks import Chain, get, make_chain, put, sections_of, which
 
 from cache_store import SnapshotStore, Tier, attach, attached, remove_prefix
-
-pytest.importorskip("s3fs")
-server = pytest.importorskip("moto.server")
-boto3 = pytest.importorskip("boto3")
 
 # Of botocore, aiobotocore and moto, on whatever Python they run.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
