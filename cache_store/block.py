@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import xxhash
@@ -31,13 +32,14 @@ from cache_store.header import (
     ROW,
     SECTION_ALIGN,
     Header,
+    Layout,
     parse_header,
     round_up,
 )
 from cache_store.key import KEY_BYTES, BlockKey, TokenIds
 
-# Read, then hash, in pieces that stay in a core's cache.
-_PIECE_BYTES = 512 << 10
+# Read, then hash, in pieces: they stay in a processor's cache, and two threads seldom wait for each other.
+_PIECE_BYTES = 8 << 20
 
 
 @dataclass(frozen=True)
@@ -145,55 +147,64 @@ def read_payload(fd: int, header: Header, into: Sequence[memoryview]) -> None:
     The buffers' contents are undefined after BadBlock.
     """
     path, layout = header.path, header.layout
-    wanted, found = [view.nbytes for view in into], [section.num_bytes for section in layout.sections]
-    if wanted != found:
-        raise BadBlock(path, "section sizes", wanted, found)
+    wanted, plan = list(map(len, into)), _plan(layout)
+    if wanted != plan.sizes:
+        raise BadBlock(path, "section sizes", wanted, plan.sizes)
     told = header.table["xxh3"].tolist()
-    batch: list[memoryview] = []
-    gaps: list[memoryview] = []
-    whole: list[int] = []
-    position = read_from = header.prelude.payload_offset
-
-    def check(index: int, checksum: int) -> None:
-        if checksum != told[index]:
-            what = f"checksum of section {layout.sections[index].name}"
-            raise BadBlock(path, what, f"{told[index]:016x}", f"{checksum:016x}")
-
-    def flush() -> None:
-        """Read the batch, and check the sections that it completes."""
-        nonlocal read_from
-        count = read_at(fd, batch, read_from)
-        if count != position - read_from:
-            raise BadBlock(path, "file size", position, read_from + count)
-        for index in whole:
-            check(index, xxhash.xxh3_64_intdigest(into[index]))
-        if any(map(any, gaps)):
-            raise BadBlock(path, "gaps between sections", "zeros", "other bytes")
-        read_from = position
-        for done in (batch, gaps, whole):
-            done.clear()
-
-    for index, (view, offset) in enumerate(zip(into, layout.offsets, strict=True)):
+    position = header.prelude.payload_offset
+    for first, last in plan.runs:
+        offset, views = layout.offsets[first], into[first:last]
         if offset > position:
-            gaps.append(memoryview(bytearray(offset - position)))
-            batch.append(gaps[-1])
-            position = offset
-        if view.nbytes <= _PIECE_BYTES:
-            batch.append(view)
-            whole.append(index)
-            position += view.nbytes
-            if position - read_from >= _PIECE_BYTES:
-                flush()
-            continue
-        digest = xxhash.xxh3_64()
-        for start in range(0, view.nbytes, _PIECE_BYTES):
-            piece = view[start : start + _PIECE_BYTES]
-            batch.append(piece)
-            position += piece.nbytes
-            flush()
-            digest.update(piece)
-        check(index, digest.intdigest())
-    flush()
+            gap = bytearray(offset - position)
+            position += _read(fd, [memoryview(gap)], position, path)
+            if any(gap):
+                raise BadBlock(path, "gaps between sections", "zeros", "other bytes")
+        if wanted[first] <= _PIECE_BYTES:
+            position += _read(fd, views, position, path)
+            found = list(map(xxhash.xxh3_64_intdigest, views))
+        else:
+            digest = xxhash.xxh3_64()
+            for start in range(0, wanted[first], _PIECE_BYTES):
+                piece = views[0][start : start + _PIECE_BYTES]
+                position += _read(fd, [piece], position, path)
+                digest.update(piece)
+            found = [digest.intdigest()]
+        if found != told[first:last]:
+            bad = next(n for n in range(first, last) if found[n - first] != told[n])
+            what = f"checksum of section {layout.sections[bad].name}"
+            raise BadBlock(path, what, f"{told[bad]:016x}", f"{found[bad - first]:016x}")
+
+
+class _Plan(NamedTuple):
+    sizes: list[int]
+    """Bytes of each section."""
+    runs: list[tuple[int, int]]
+    """First section and the one after the last of what is read at once, then hashed: sections without gaps
+    between them that fill a piece, or one that is larger and is read in pieces."""
+
+
+@lru_cache(maxsize=8)
+def _plan(layout: Layout) -> _Plan:
+    sizes = [section.num_bytes for section in layout.sections]
+    runs: list[tuple[int, int]] = []
+    end = 0
+    for index, (offset, size) in enumerate(zip(layout.offsets, sizes, strict=True)):
+        first = runs[-1][0] if runs else index
+        if runs and offset == end and end + size - layout.offsets[first] <= _PIECE_BYTES:
+            runs[-1] = first, index + 1
+        else:
+            runs.append((index, index + 1))
+        end = offset + size
+    return _Plan(sizes, runs)
+
+
+def _read(fd: int, views: Sequence[memoryview], offset: int, path: Path) -> int:
+    """Fill the buffers; the bytes that were read. Raises BadBlock where the file ends before."""
+    wanted = sum(map(len, views))
+    count = read_at(fd, views, offset)
+    if count != wanted:
+        raise BadBlock(path, "file size", offset + wanted, offset + count)
+    return count
 
 
 def check(raw: bytes, path: Path) -> Header:

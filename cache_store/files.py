@@ -19,14 +19,14 @@ READ_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW
 
 def read_at(fd: int, buffers: Sequence[memoryview], offset: int) -> int:
     """Fill writable byte buffers from `offset` on; returns the bytes read, fewer only at the end of file."""
-    pending = [view for view in buffers if view.nbytes]
-    total = 0
-    while pending:
+    pending, wanted, total = list(filter(len, buffers)), sum(map(len, buffers)), 0
+    while total < wanted:
         count = os.preadv(fd, pending[:_MAX_BUFFERS], offset + total)
         if count == 0:
             break
         total += count
-        pending = _without(pending, count)
+        if total < wanted:
+            pending = _without(pending, count)
     return total
 
 

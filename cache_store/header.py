@@ -69,9 +69,9 @@ class SectionInfo:
     num_bytes: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Layout:
-    """A block's sections and where each begins in the file."""
+    """A block's sections and where each begins in the file. One object for all blocks laid out alike."""
 
     sections: tuple[SectionInfo, ...]
     offsets: tuple[int, ...]

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Generator, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,8 @@ from cache_store.quarantine import tenant_of
 from cache_store.sharing import Sharing
 from cache_store.tier import Tier
 
-# Two keep a core copying while another one hashes; more gain nothing on page cache or NVMe.
-_READERS = 2
+# Half of them by a second thread: one core copies while another one hashes.
+_NUM_AHEAD = 4
 
 
 @dataclass(frozen=True)
@@ -179,15 +180,17 @@ class SnapshotStore:
         raises, at the block that is bad; the buffers from that block on are undefined then. Close it before
         the buffers are used where it was not read to its end.
         """
-        pool = ThreadPoolExecutor(_READERS, "snapshots")
-        ahead: deque[Future[BlockInfo]] = deque()
+        pool = ThreadPoolExecutor(1, "snapshots")
+        ahead: deque[Callable[[], BlockInfo]] = deque()
         try:
-            for key, buffers in zip(keys, into, strict=True):
-                ahead.append(pool.submit(self.read, key, buffers))
-                if len(ahead) > 2 * _READERS:
-                    yield ahead.popleft().result()
+            for index, (key, buffers) in enumerate(zip(keys, into, strict=True)):
+                # The caller's own thread reads every other block, when its turn has come.
+                here = partial(self.read, key, buffers)
+                ahead.append(pool.submit(here).result if index % 2 else here)
+                if len(ahead) > _NUM_AHEAD:
+                    yield ahead.popleft()()
             while ahead:
-                yield ahead.popleft().result()
+                yield ahead.popleft()()
         finally:
             # No thread may still write into the buffers once the caller has control of them again.
             pool.shutdown(cancel_futures=True)
