@@ -23,7 +23,7 @@ from api.db import Database
 from api.documents.store import DocumentStore
 from api.documents.tokens import ModelFolders
 from api.gate import Gate
-from api.keys import KeyStore
+from api.keys import KeyStore, local_worker_token
 from api.limits import RequestRates
 from api.notifier import Notifier
 from api.prefixes import Prefixes
@@ -36,7 +36,7 @@ from api.services import Services
 from api.settings import Settings
 from api.store import JobStore
 from api.webhooks import Webhooks
-from jobs import logs
+from jobs import VERSION, logs
 
 NUM_READERS = 4
 
@@ -63,7 +63,7 @@ def create_app(settings: Settings) -> FastAPI:
         app.state.services = Services(
             settings=settings,
             database=database,
-            keys=KeyStore(database),
+            keys=KeyStore(database, local_worker_token(settings.local_worker_token)),
             rates=RequestRates(),
             documents=DocumentStore(database),
             jobs=job_store,
@@ -95,7 +95,7 @@ def create_app(settings: Settings) -> FastAPI:
 
     app = FastAPI(
         title="Longleaf",
-        version="0.1.0",
+        version=VERSION,
         lifespan=lifespan,
         redirect_slashes=False,  # a redirect would lead to whatever the Host header says
         responses=problems.RESPONSES,

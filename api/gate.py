@@ -1,7 +1,9 @@
 """Whether a request may come in: asked before its body is read, for every route that is not listed as open.
 
 A route that nobody thought of is closed. The scope follows from the method, so a route has nothing to
-declare; only what shows more than one tenant asks for `admin` (`AdminOnly`).
+declare; only what shows more than one tenant asks for `admin` (`AdminOnly`). A worker may sign on, and read
+the text and the pages of a document while a job that has not ended reads it: for that one request it acts for
+the document's tenant.
 """
 
 from __future__ import annotations
@@ -16,14 +18,15 @@ from sqlalchemy.exc import OperationalError
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api import browser
-from api.keys import ANYONE_HERE, Caller, KeyStore
+from api.keys import ANYONE_HERE, WORKER, Caller
 from api.keys import Scope as KeyScope
-from api.problems import ApiError, database_problem, problem
+from api.problems import ApiError, database_problem, problem, shown
 from api.services import Services
 
 OPEN_PATHS = frozenset({"/health/live", "/health/ready", "/openapi.json", "/docs", "/docs/oauth2-redirect"})
 READING = frozenset({"GET", "HEAD", "OPTIONS"})
-_OF_WORKERS = re.compile(r"/v1/documents/([^/]+)/(?:text|pages)")
+SIGN_ON = ("POST", "/v1/workers")
+_JOB_INPUT = re.compile(r"/v1/documents/([^/]+)/(?:text|pages)")
 
 _bearer = HTTPBearer(auto_error=False, description="An API key, from `longleaf keys create`.")
 
@@ -61,7 +64,7 @@ async def _admitted(request: Request) -> Caller | None:
             raise _unauthorized("key_required", "this API asks for a key: send Authorization: Bearer llk_…")
         browser.check(request, services.settings.allowed_hosts)
         return ANYONE_HERE
-    caller = await anyio.to_thread.run_sync(_find, services.keys, credential, path)
+    caller = await anyio.to_thread.run_sync(services.keys.caller, credential)
     if caller is None:
         raise _unauthorized(
             "key_invalid",
@@ -69,7 +72,13 @@ async def _admitted(request: Request) -> Caller | None:
         )
     if caller.key_id is not None and caller.limits.requests_per_minute is not None:
         services.rates.take(caller.key_id, caller.limits.requests_per_minute)
-    if not is_open:
+    if is_open:
+        return caller
+    if (request.method, path) == SIGN_ON:
+        require(caller, WORKER)
+    elif WORKER in caller.scopes and request.method == "GET" and (read := _JOB_INPUT.fullmatch(path)):
+        return await anyio.to_thread.run_sync(_as_reader, services, caller, read[1])
+    else:
         require(caller, "read" if request.method in READING else "submit")
     return caller
 
@@ -83,10 +92,15 @@ def _credential(request: Request) -> str | None:
     return credential.strip() if len(given) == 1 and scheme.lower() == "bearer" else ""
 
 
-def _find(keys: KeyStore, credential: str, path: str) -> Caller | None:
-    match = _OF_WORKERS.fullmatch(path)
-    reader = keys.document_reader(credential, match[1]) if match else None
-    return reader or keys.caller(credential)
+def _as_reader(services: Services, worker: Caller, document_id: str) -> Caller:
+    """A worker as a reader of one document. Raises ApiError 404 where no job at work reads it."""
+    tenant = services.documents.tenant_at_work(document_id)
+    if tenant is None:
+        detail = (
+            f"no job that has not ended reads a document {shown(document_id)}: it is not a worker's to read"
+        )
+        raise ApiError(404, "document_not_found", detail)
+    return Caller(tenant, frozenset({"read"}), worker.key_id)
 
 
 def _unauthorized(code: str, detail: str) -> ApiError:

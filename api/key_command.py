@@ -10,8 +10,8 @@ import sys
 from collections.abc import Sequence
 
 from api.db import Database
-from api.keys import SCOPES, KeyStore
-from api.limits import Limits
+from api.keys import SCOPES, WORKER, KeyStore
+from api.limits import NO_LIMITS, Limits
 from api.migrate import MigrationError, upgrade
 from api.routes.paging import iso
 from api.settings import SettingsError, load_settings
@@ -36,10 +36,20 @@ def main(words: Sequence[str] | None = None) -> int:
 def _run(keys: KeyStore, given: argparse.Namespace) -> int:
     if given.command == "create":
         limits = Limits(given.requests_per_minute, given.max_queued_jobs, given.max_document_bytes)
-        row, plain = keys.create(given.tenant, given.scope or ["submit", "read"], given.name, limits)
+        scopes = given.scope or ["submit", "read"]
+        is_worker = WORKER in scopes
+        if is_worker and (set(scopes) != {WORKER} or given.tenant != DEFAULT_TENANT or limits != NO_LIMITS):
+            print(
+                "a worker's key has the scope worker alone, no tenant and no limits: it is for a machine "
+                "that works for all of them; make another key for people and programs",
+                file=sys.stderr,
+            )
+            return 2
+        row, plain = keys.create(given.tenant, scopes, given.name, limits)
         print(plain)
+        whose = "a machine that runs `longleaf worker`" if is_worker else f"the tenant {given.tenant}"
         print(
-            f"{row.id}: {', '.join(row.scopes)} for the tenant {given.tenant}; "
+            f"{row.id}: {', '.join(row.scopes)} for {whose}; "
             "the key is shown this once, and only its hash is kept",
             file=sys.stderr,
         )
@@ -64,7 +74,12 @@ def _parser() -> argparse.ArgumentParser:
     create.add_argument(
         "--tenant", default=DEFAULT_TENANT, help="whom it belongs to; made where it is not there"
     )
-    create.add_argument("--scope", action="append", choices=SCOPES, help="may be repeated; submit and read")
+    create.add_argument(
+        "--scope",
+        action="append",
+        choices=(*SCOPES, WORKER),
+        help="may be repeated; submit and read where absent; worker by itself, for a machine that joins",
+    )
     create.add_argument("--name", default="", help="what you call it")
     for limit in ("--requests-per-minute", "--max-queued-jobs", "--max-document-bytes"):
         create.add_argument(limit, type=int, default=None, help="a limit; none where it is absent")

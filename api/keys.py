@@ -2,26 +2,35 @@
 
 A key is 256 random bits, so one round of SHA-256 keeps it as safe as a slow hash would: there is nothing to
 guess. A key belongs to a tenant and has scopes; what a scope allows is decided in gate.py.
+
+A worker's key is of the scope `worker` alone. The workers on the API's own data folder show a token that lies
+there instead: it is in no table, so a restored database does not shut them out.
 """
 
 from __future__ import annotations
 
 import hashlib
+import hmac
+import os
 import secrets
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Literal, get_args
+from pathlib import Path
+from typing import Literal
 
-from sqlalchemy import exists, select
+from sqlalchemy import select
 
 from api.db import Database
 from api.limits import NO_LIMITS, Limits
 from api.models import ApiKey, Tenant, new_id
-from api.tenants import DEFAULT_TENANT, new_secret, opens, token_tenant
+from api.tenants import DEFAULT_TENANT, new_secret
 
-Scope = Literal["submit", "read", "admin"]
-SCOPES: tuple[Scope, ...] = get_args(Scope)
+Scope = Literal["submit", "read", "admin", "worker"]
+WORKER: Scope = "worker"
+SCOPES: tuple[Scope, ...] = ("submit", "read", "admin")
+"""What a person or a program may be allowed."""
 PREFIX = "llk_"
 
 
@@ -32,12 +41,12 @@ class Caller:
     tenant: str
     scopes: frozenset[str]
     key_id: str | None = None
-    """None without a key, and for a worker that reads a document."""
+    """None without a key, and for a worker on the API's own data folder."""
     limits: Limits = NO_LIMITS
 
     def may(self, scope: Scope) -> bool:
-        """`admin` includes the other scopes."""
-        return scope in self.scopes or "admin" in self.scopes
+        """`admin` includes the others of `SCOPES`: a worker reads the documents of every tenant."""
+        return scope in self.scopes or ("admin" in self.scopes and scope != WORKER)
 
 
 ANYONE_HERE = Caller(DEFAULT_TENANT, frozenset(SCOPES))
@@ -45,8 +54,10 @@ ANYONE_HERE = Caller(DEFAULT_TENANT, frozenset(SCOPES))
 
 
 class KeyStore:
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, local_worker: str | None = None) -> None:
+        """`local_worker` is the token of the workers on this host's data folder."""
         self._database = database
+        self._local_worker = local_worker
 
     def create(
         self, tenant: str, scopes: Iterable[Scope], name: str, limits: Limits = NO_LIMITS
@@ -93,11 +104,17 @@ class KeyStore:
         return row
 
     def any_valid(self) -> bool:
+        """Whether there is a key with which something can be asked."""
         with self._database.read() as session:
-            return bool(session.scalar(select(exists().where(ApiKey.revoked_at.is_(None)))))
+            scopes = session.scalars(select(ApiKey.scopes).where(ApiKey.revoked_at.is_(None)))
+            return any(set(of_key) - {WORKER} for of_key in scopes)
 
     def caller(self, plain: str) -> Caller | None:
         """Who shows this key; None for one that is unknown or revoked."""
+        if self._local_worker is not None and hmac.compare_digest(
+            _digest(plain), _digest(self._local_worker)
+        ):
+            return Caller(DEFAULT_TENANT, frozenset({WORKER}))
         query = select(ApiKey).where(ApiKey.sha256 == _digest(plain), ApiKey.revoked_at.is_(None))
         with self._database.read() as session:
             row = session.scalar(query)
@@ -106,14 +123,22 @@ class KeyStore:
         limits = Limits(row.requests_per_minute, row.max_queued_jobs, row.max_document_bytes)
         return Caller(row.tenant_id, frozenset(row.scopes), row.id, limits)
 
-    def document_reader(self, token: str, document_id: str) -> Caller | None:
-        """The worker that shows a document token; None where it is not this document's."""
-        claimed = token_tenant(token)
-        if claimed is None:
-            return None
-        with self._database.read() as session:
-            tenant = session.get(Tenant, claimed)
-        return Caller(claimed, frozenset({"read"})) if opens(token, tenant, document_id) else None
+
+def local_worker_token(path: Path) -> str:
+    """The token in a file of the data folder, made where there is none.
+
+    Raises:
+        OSError: the folder cannot be written, or the file not be read.
+    """
+    with suppress(FileNotFoundError):
+        if kept := path.read_text().strip():
+            return kept
+    plain = PREFIX + secrets.token_urlsafe(32)
+    partial = path.with_name(f"{path.name}.{os.getpid()}")
+    with open(os.open(partial, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "w") as file:
+        file.write(plain + "\n")
+    partial.replace(path)
+    return plain
 
 
 def _digest(plain: str) -> str:

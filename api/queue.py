@@ -7,6 +7,7 @@ transport: attempts, retries and ends are decided by the database. The event str
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Iterator
 from typing import Any, cast
 
@@ -31,6 +32,7 @@ from jobs import (
     State,
     WorkerStatus,
     control_key,
+    meeting_key,
     queue_name,
     run_id,
 )
@@ -38,6 +40,7 @@ from jobs import (
 log = logging.getLogger(__name__)
 
 CONTROL_TTL_S = 86_400
+MEETING_TTL_S = 300
 
 NUM_NEIGHBOURS = 64
 """So many attempts in a row may have been taken since the database was asked who waits behind whom."""
@@ -123,6 +126,12 @@ class JobQueue:
             return 0.0
         seconds, micros = self._redis.time()
         return max(0.0, seconds + micros / 1e6 - int(oldest[0][0].split(b"-")[0]) / 1e3)
+
+    def leave_mark(self) -> str:
+        """The name of a key that is there for some minutes: a worker that sees it is at this Redis."""
+        mark = meeting_key(secrets.token_hex(16))
+        self._redis.set(mark, 1, ex=MEETING_TTL_S)
+        return mark
 
     def ping(self) -> None:
         self._redis.ping()

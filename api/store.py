@@ -18,7 +18,7 @@ from api import moves, worker_events
 from api.db import Database
 from api.limits import OverLimit
 from api.models import Document, IdempotencyKey, Job, JobDocument, JobEvent, JobResult, Tenant, new_id
-from api.tenants import document_token, prefix_salt
+from api.tenants import prefix_salt
 from jobs import (
     TERMINAL,
     DocumentRef,
@@ -125,7 +125,6 @@ class JobStore:
                     name=row.name,
                     text_sha256=row.text_sha256,
                     num_chars=row.num_chars,
-                    token=document_token(tenant, row.id),
                 )
                 for row in session.scalars(query)
             ]

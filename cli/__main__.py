@@ -16,6 +16,7 @@ app = typer.Typer(
 for command in (
     host.up,
     host.down,
+    host.worker,
     jobs.submit,
     jobs.ask,
     jobs.status,

@@ -40,6 +40,32 @@ def down(data: Data = None) -> None:
     raise typer.Exit(local.down(data or settings_or_refuse().data))
 
 
+def worker(
+    join: Annotated[str, typer.Option(help="The installation's Redis: redis:// or, with TLS, rediss://.")],
+    api: Annotated[str, typer.Option(help="The installation's API: http:// or https://.")],
+    model: Annotated[str | None, typer.Option(help="Model to serve; the API's default where absent.")] = None,
+    memory: Annotated[str | None, typer.Option(help="Such as 64GB; this machine's where absent.")] = None,
+    data: Data = None,
+    token_file: Annotated[
+        Path | None, typer.Option(help="File with the worker's token (LONGLEAF_WORKER_TOKEN).")
+    ] = None,
+) -> None:
+    """Work for an installation on another machine, until Ctrl-C."""
+    given = {
+        "REDIS_URL": join,
+        "LONGLEAF_API": api,
+        "LONGLEAF_MODEL": model,
+        "LONGLEAF_MEMORY_BYTES": memory,
+        "LONGLEAF_DATA": data,
+        "LONGLEAF_WORKER_TOKEN_FILE": token_file,
+    }
+    env = os.environ | {name: str(value) for name, value in given.items() if value is not None}
+    if token_file is not None:
+        env.pop("LONGLEAF_WORKER_TOKEN", None)
+    # In the place of this process: signals reach the worker, and its exit status is ours.
+    os.execve(sys.executable, [sys.executable, "-m", "worker", "--join"], env)
+
+
 def plan(
     model: Annotated[str, typer.Argument(help="A model folder, or an id whose folder is there.")],
     context: Annotated[

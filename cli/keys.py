@@ -14,7 +14,9 @@ app = typer.Typer(help="API keys: who may use this API from elsewhere.", no_args
 @app.command()
 def create(
     tenant: Annotated[str, typer.Option(help="Whom the key is for; made where it is not there.")] = "default",
-    scope: Annotated[list[str] | None, typer.Option(help="submit, read or admin; may be repeated.")] = None,
+    scope: Annotated[
+        list[str] | None, typer.Option(help="submit, read or admin, may be repeated; or worker.")
+    ] = None,
     name: Annotated[str, typer.Option(help="What you call the key.")] = "",
     requests_per_minute: Annotated[int | None, typer.Option(min=1, help="Limit of the key.")] = None,
     max_queued_jobs: Annotated[int | None, typer.Option(min=1, help="Limit of its tenant's jobs.")] = None,

@@ -72,6 +72,11 @@ class SharedSettings(BaseSettings):
         """Folder of the snapshot store."""
         return self.data / "snapshots"
 
+    @property
+    def local_worker_token(self) -> Path:
+        """Made by the API: whoever can read its data folder is a worker."""
+        return self.data / "worker.token"
+
     log_format: LogFormat = Field(default="text", validation_alias="LOG_FORMAT")
 
 

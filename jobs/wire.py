@@ -15,11 +15,16 @@ from pydantic import BaseModel, Field
 from jobs.models import ModelCard
 from jobs.spec import JobSpec
 
+VERSION = "0.1.0"
+"""Which Longleaf this is, for people; programs compare `PROTOCOL`."""
+PROTOCOL = 1
+"""Grows with every change of what passes that the other side, a version older or newer, would misread."""
 RUN_FUNCTION = "worker.run.run_job"
 EVENT_STREAM = "longleaf:events"
 EVENT_GROUP = "recorder"
 CONTROL_KEY = "longleaf:control:"
 WORKER_KEY = "longleaf:worker:"
+MEETING_KEY = "longleaf:meeting:"
 
 
 class DocumentRef(BaseModel):
@@ -29,8 +34,6 @@ class DocumentRef(BaseModel):
     name: str
     text_sha256: str
     num_chars: int
-    token: str = ""
-    """What the API asks for before it gives out this text, as `Authorization: Bearer`."""
 
 
 class RunRequest(BaseModel):
@@ -89,3 +92,8 @@ def control_key(job_id: str) -> str:
 
 def worker_key(name: str) -> str:
     return WORKER_KEY + name
+
+
+def meeting_key(mark: str) -> str:
+    """What the API leaves in its Redis for a worker that joins: who sees it is at the same one."""
+    return MEETING_KEY + mark

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
 import logging
 import os
 import socket
 import sys
-import time
 import uuid
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, cast
 
 from redis import Redis
 from redis.backoff import NoBackoff
-from redis.exceptions import AuthenticationError, RedisError
 from redis.retry import Retry
 
 from cache_store import SnapshotStore, Tier, TierDown
@@ -22,10 +20,12 @@ from jobs import logs, queue_name
 from jobs.settings import folder_name
 from worker.documents import DocumentSource
 from worker.holdings import NO_BUDGET, HoldingsReport
+from worker.join import join
 from worker.outbox import Outbox
 from worker.parent import PatientBackoff, RunWorker
 from worker.prediction import with_memory
 from worker.presence import Presence
+from worker.redis_server import CannotStart, wait_for_redis
 from worker.resident import EngineUnavailable, Resident
 from worker.run import FLUSH_GRACE_S, RunContext
 from worker.settings import Settings, SettingsError, load_settings
@@ -34,22 +34,18 @@ from worker.stop import StopRequest
 log = logging.getLogger("worker")
 
 CHILD_COMMAND = (sys.executable, "-m", "worker.child")
-OLDEST_REDIS = (6, 2)
-"""BLMOVE and XAUTOCLAIM came with it; without BLMOVE a job can be lost between the queue and the worker."""
-REDIS_PATIENCE_S = 30.0
 
 
-class CannotStart(RuntimeError):
-    """The message says why and what to do."""
-
-
-def main() -> int:
+def main(words: Sequence[str] | None = None) -> int:
     for chatty in ("httpx", "rq.worker", "rq.job"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
     try:
+    parser = argparse.ArgumentParser(prog="python -m worker", description=__doc__)
+    parser.add_argument("--join", action="store_true", help="sign on at LONGLEAF_API first; fetch the model")
+    given = parser.parse_args(words)
         settings = load_settings()
         logs.configure(settings.log_format, "%(levelname)s %(name)s: %(message)s")
-        return serve(settings, CHILD_COMMAND)
+        return serve(join(settings) if given.join else settings, CHILD_COMMAND)
     except (SettingsError, CannotStart, EngineUnavailable) as error:
         print(f"worker: {error}", file=sys.stderr)
         return 1
@@ -59,7 +55,7 @@ def serve(settings: Settings, child_command: Sequence[str]) -> int:
     """Work until a signal; the exit status.
 
     Raises:
-        CannotStart: no usable Redis, or no such shared tier.
+        CannotStart: no usable Redis, no such shared tier, or the API does not take this machine for a worker.
         EngineUnavailable: the model cannot be loaded.
     """
     try:
@@ -81,7 +77,8 @@ def serve(settings: Settings, child_command: Sequence[str]) -> int:
     presence = Presence(soon, name, settings.model, lambda: worker.renew_lease() if worker else None)
     outbox = Outbox(soon, name)
     holdings = HoldingsReport(soon, name, lambda: SnapshotStore(settings.snapshots, NO_BUDGET, tier=tier))
-    documents = DocumentSource(settings.api)
+    settings.token()  # a file that was named and is not there stops the start
+    documents = DocumentSource(settings.api, settings.token)
     folder = settings.models / folder_name(settings.model)
     complete = partial(with_memory, folder=folder, limit_bytes=settings.memory_bytes)
     resident = Resident(child_command, _child_env(settings), settings.model, complete)
@@ -104,42 +101,12 @@ def serve(settings: Settings, child_command: Sequence[str]) -> int:
         return 0 if stop.requested else 1
     finally:
         outbox.close(FLUSH_GRACE_S)
+        if stop.trouble is not None:
+            raise CannotStart(stop.trouble)
         holdings.close()
         presence.close()
         resident.close()
         documents.close()
-
-
-def wait_for_redis(redis: Redis, url: str, stop: StopRequest, patience_s: float = REDIS_PATIENCE_S) -> None:
-    """Wait until Redis answers, and check its version.
-
-    Raises:
-        CannotStart: it does not answer in time, refuses the password, or is too old.
-    """
-    give_up_at = time.monotonic() + patience_s
-    while not stop.requested:
-        try:
-            version = str(cast(Any, redis.info("server"))["redis_version"])
-            break
-        except AuthenticationError as error:
-            raise CannotStart(f"Redis at {_shown(url)} refuses: {error}; check REDIS_URL") from error
-        except RedisError as error:
-            if time.monotonic() > give_up_at:
-                raise CannotStart(
-                    f"no Redis at {_shown(url)} after {patience_s:.0f} s ({error}); start one and set "
-                    "REDIS_URL, or use `longleaf up`, which brings its own"
-                ) from error
-            time.sleep(0.2)
-    else:
-        return
-    if tuple(int(part) for part in version.split(".")[:2]) < OLDEST_REDIS:
-        raise CannotStart(f"Redis at {_shown(url)} is version {version}; 6.2 or later (or Valkey) is needed")
-
-
-def _shown(url: str) -> str:
-    """The URL without its password."""
-    scheme, _, rest = url.partition("://")
-    return f"{scheme}://{rest.rpartition('@')[2]}"
 
 
 def _child_env(settings: Settings) -> dict[str, str]:

@@ -17,6 +17,7 @@ log = logging.getLogger("worker.documents")
 
 PATIENCE_S = 60.0
 """How long an API that is down is waited for."""
+NO_TOKEN = ", or is another tenant's, whose this worker cannot read without LONGLEAF_WORKER_TOKEN"
 _pages: TypeAdapter[list[Page]] = TypeAdapter(list[Page])
 
 
@@ -32,13 +33,19 @@ class ApiUnreachable(DocumentFailed):
     """The API gave no answer for `PATIENCE_S`; another worker, or a later try, may have more luck."""
 
 
+class TokenRefused(Exception):
+    """The API does not take this worker for one, whatever the job is. The message says what to do."""
+
+
 class Interrupted(Exception):
     """The caller's `interrupted` said to give up."""
 
 
 class DocumentSource:
-    def __init__(self, api: str, patience_s: float = PATIENCE_S) -> None:
+    def __init__(self, api: str, token: Callable[[], str | None], patience_s: float = PATIENCE_S) -> None:
+        """`token` is asked for each job: an API that starts beside the worker may still be making it."""
         self._api = api
+        self._token = token
         self._patience_s = patience_s
         self._http = httpx.Client(base_url=api, timeout=httpx.Timeout(10.0, connect=5.0))
 
@@ -48,8 +55,11 @@ class DocumentSource:
         Raises:
             DocumentFailed: gone, refused, or not the text that the job names.
             ApiUnreachable: no answer for a minute.
+            TokenRefused: the API knows no such worker.
             Interrupted: as soon as `interrupted` says so between two tries.
         """
+        token = self._token()
+        self._http.headers = httpx.Headers({"Authorization": f"Bearer {token}"} if token else {})
         return [self._fetch_one(ref, interrupted) for ref in refs]
 
     def close(self) -> None:
@@ -77,12 +87,11 @@ class DocumentSource:
     def _get(self, ref: DocumentRef, what: str, interrupted: Callable[[], bool]) -> bytes:
         give_up_at = time.monotonic() + self._patience_s
         pause_s = 0.25
-        headers = {"Authorization": f"Bearer {ref.token}"} if ref.token else {}
         while True:
             if interrupted():
                 raise Interrupted
             try:
-                response = self._http.get(f"/v1/documents/{ref.id}/{what}", headers=headers)
+                response = self._http.get(f"/v1/documents/{ref.id}/{what}")
                 if response.status_code < 500:
                     break
                 trouble = f"it answered {response.status_code}"
@@ -100,11 +109,17 @@ class DocumentSource:
             log.warning("cannot read document %s from %s: %s; trying again", ref.id, self._api, trouble)
             time.sleep(pause_s)
             pause_s = min(pause_s * 2, 2.0)
+        if response.status_code in (401, 403):
+            raise TokenRefused(
+                f"the API at {self._api} does not let this worker read documents ({_detail(response)}): "
+                "on its host `longleaf keys create --scope worker` makes a token for LONGLEAF_WORKER_TOKEN"
+            )
         if response.status_code in (404, 410):
             raise DocumentFailed(
                 Problem(
                     code="document_gone",
-                    detail=f"document {ref.id} ({ref.name}) was deleted before the job read it; "
+                    detail=f"document {ref.id} ({ref.name}) was deleted before the job read it"
+                    f"{'' if self._http.headers.get('Authorization') else NO_TOKEN}; "
                     "upload it again and make a new job",
                     params={"document": ref.id},
                 )
@@ -112,6 +127,13 @@ class DocumentSource:
         if response.status_code != 200:
             raise _refused(ref, f"the API answered {response.status_code}")
         return response.content
+
+
+def _detail(response: httpx.Response) -> str:
+    try:
+        return str(response.json()["detail"])
+    except (ValueError, KeyError, TypeError):
+        return f"status {response.status_code}"
 
 
 def _refused(ref: DocumentRef, why: str) -> DocumentFailed:

@@ -17,7 +17,7 @@ from redis import Redis
 from jobs import Event, EventType, Problem, RunRequest
 from worker.child_process import Gone
 from worker.control import ControlWatch
-from worker.documents import ApiUnreachable, DocumentFailed, DocumentSource, Interrupted
+from worker.documents import ApiUnreachable, DocumentFailed, DocumentSource, Interrupted, TokenRefused
 from worker.outbox import Outbox
 from worker.presence import Presence
 from worker.progress import ProgressGate
@@ -96,6 +96,11 @@ class _Attempt:
                 return
             except ApiUnreachable as error:
                 self.lost(error.problem)
+                return
+            except TokenRefused as error:
+                # Nothing is wrong with the job: another worker may have it.
+                self._context.stop.give_up(str(error))
+                self._emit(EventType.RELEASED, {})
                 return
             except DocumentFailed as error:
                 self._emit(EventType.FAILED, error.problem.model_dump(mode="json"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, ByteSize, Field
@@ -20,6 +21,10 @@ def _http_url(value: str) -> str:
 class Settings(SharedSettings):
     api: Annotated[str, AfterValidator(_http_url)] = "http://127.0.0.1:8321"
     """Base URL from which documents are read."""
+    worker_token: str | None = None
+    """A key of the scope `worker`, which the API is shown."""
+    worker_token_file: Path | None = None
+    """A file that holds it instead."""
     redis_url: RedisUrl = Field(default="redis://127.0.0.1:6379/0", validation_alias="REDIS_URL")
     memory_bytes: Annotated[ByteSize, Field(gt=0)] | None = None
     """What model and requests may take of the device's memory; all of it where None."""
@@ -29,4 +34,21 @@ class Settings(SharedSettings):
 
 def load_settings() -> Settings:
     """Raises SettingsError for values that are not accepted."""
+    def token(self) -> str | None:
+        """What the API is shown: the token, else that of the file, else that of an API on this data folder.
+
+        Raises:
+            SettingsError: the file that was named cannot be read.
+        """
+        if self.worker_token is not None:
+            return self.worker_token
+        try:
+            return (self.worker_token_file or self.local_worker_token).read_text().strip() or None
+        except OSError as error:
+            if self.worker_token_file is None:
+                return None
+            raise SettingsError(
+                f"LONGLEAF_WORKER_TOKEN_FILE={str(self.worker_token_file)!r} cannot be read: {error.strerror}"
+            ) from error
+
     return load(Settings)

@@ -106,6 +106,16 @@ class DocumentStore:
                 raise InUse(user)
             session.delete(document)
 
+    def tenant_at_work(self, document_id: str) -> str | None:
+        """Whose the document is, where a job that has not ended reads it; else None."""
+        query = (
+            select(Job.tenant_id)
+            .join(JobDocument, JobDocument.job_id == Job.id)
+            .where(JobDocument.document_id == document_id, Job.state.not_in(TERMINAL))
+        )
+        with self._database.read() as session:
+            return session.scalar(query.limit(1))
+
     def token_counts(self, document_ids: Sequence[str]) -> dict[tuple[str, str], int]:
         """The known counts of these documents by (document id, tokenizer sha256)."""
         with self._database.read() as session:

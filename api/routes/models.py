@@ -1,14 +1,21 @@
-"""/v1/models and /v1/workers: what can be asked for, and who is there to answer."""
+"""/v1/models and /v1/workers: what can be asked for, who is there to answer, and who may join them."""
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from fastapi import APIRouter
+from pydantic import BaseModel, ConfigDict, Field
+from redis.exceptions import RedisError
 
 from api.gate import AdminOnly, CallerDep
+from api.problems import ApiError, shown
 from api.routes.admission import context_tokens, known_models
 from api.services import ServicesDep
+from jobs import PROTOCOL, VERSION
+
+log = logging.getLogger(__name__)
 
 router = APIRouter(prefix="/v1", tags=["models"])
 
@@ -36,3 +43,42 @@ def list_models(services: ServicesDep, _caller: CallerDep) -> list[dict[str, Any
 def list_workers(services: ServicesDep) -> list[dict[str, Any]]:
     """The workers whose presence has not run out, and the job of each, whosever it is."""
     return [status.model_dump(mode="json") for status in services.workers()]
+
+
+class Joining(BaseModel):
+    """A machine that wants to work."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    host: str = Field(min_length=1, max_length=255)
+    version: str = Field(min_length=1, max_length=64)
+    protocol: int
+
+
+@router.post("/workers")
+def join(joining: Joining, services: ServicesDep, caller: CallerDep) -> dict[str, Any]:
+    """Let a machine work: with a worker's key, where keys are needed.
+
+    `mark` is a key that is in the API's Redis for some minutes: a worker that sees it is at the same one.
+    """
+    if joining.protocol != PROTOCOL:
+        raise ApiError(
+            409,
+            "protocol_mismatch",
+            f"this API is Longleaf {VERSION} and speaks protocol {PROTOCOL} with its workers, and "
+            f"{shown(joining.host)} has Longleaf {shown(joining.version)}, which speaks {joining.protocol}: "
+            "install the same version on both",
+            param="protocol",
+            params={"protocol": PROTOCOL, "version": VERSION, "value": joining.protocol},
+        )
+    try:
+        mark = services.queue.leave_mark()
+    except (RedisError, OSError) as error:
+        raise ApiError(
+            503,
+            "redis_away",
+            f"the API's own Redis does not answer ({type(error).__name__}): try again",
+            headers={"Retry-After": "5"},
+        ) from None
+    log.info("a worker of %s joins, with %s", joining.host, caller.key_id or "no key of its own")
+    return {"version": VERSION, "protocol": PROTOCOL, "model": services.settings.model, "mark": mark}

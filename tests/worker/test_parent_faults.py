@@ -17,7 +17,7 @@ from redis.retry import Retry
 
 from jobs import RUN_FUNCTION, EventType, Problem
 from tests.worker.rig import MODEL, ROOT, Rig, make_rig, open_gate, wait_gone
-from worker.__main__ import CannotStart, wait_for_redis
+from worker.redis_server import CannotStart, wait_for_redis
 from worker.stop import StopRequest
 
 
