@@ -48,6 +48,10 @@ class Tenant(Base):
     secret: Mapped[str]
     """32 bytes in hexadecimal."""
     created_at: Mapped[float]
+    num_rotations: Mapped[int] = mapped_column(default=0, server_default="0")
+    """How often the key that signs its callbacks was exchanged for the next one."""
+    old_key_until: Mapped[float | None]
+    """Until then the key before signs as well."""
 
 
 class ApiKey(Base):

@@ -30,9 +30,16 @@ def prefix_salt(tenant: Tenant) -> str:
     return "" if tenant.id == DEFAULT_TENANT else _derive(tenant.secret, "prefix salt")[:32]
 
 
-def webhook_key(tenant: Tenant) -> bytes:
-    """32 bytes that sign the tenant's callbacks."""
-    return bytes.fromhex(_derive(tenant.secret, "webhooks"))
+def webhook_keys(tenant: Tenant, now: float) -> list[bytes]:
+    """What signs the tenant's callbacks, 32 bytes each: the present key, then the last one while it holds."""
+    keys = [_webhook_key(tenant, tenant.num_rotations)]
+    if tenant.old_key_until is not None and now < tenant.old_key_until:
+        keys.append(_webhook_key(tenant, tenant.num_rotations - 1))
+    return keys
+
+
+def _webhook_key(tenant: Tenant, number: int) -> bytes:
+    return bytes.fromhex(_derive(tenant.secret, f"webhooks {number}" if number else "webhooks"))
 
 
 def _derive(secret: str, use: str) -> str:

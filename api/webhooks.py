@@ -1,8 +1,9 @@
 """Callbacks at the end of a job: what is owed lies in the database, and is sent until it is taken or too old.
 
 A delivery is written in the transaction that ends its job, so none is forgotten; it may arrive twice, under
-the same `webhook-id`. Signatures and the delays follow the Standard Webhooks specification 1.0. The address
-is checked where the connection is made, on what the name resolved to then, and redirects are not followed.
+the same `webhook-id`. Signatures and the delays follow the Standard Webhooks specification 1.0; after a
+secret was exchanged both sign, for as long as was asked for. The address is checked where the connection is
+made, on what the name resolved to then, and redirects are not followed.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import json
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import anyio
@@ -27,7 +29,7 @@ from sqlalchemy.orm import Session
 from api.addresses import Network, may_call
 from api.db import Database
 from api.models import Job, Tenant, WebhookDelivery, new_id
-from api.tenants import webhook_key
+from api.tenants import webhook_keys
 from jobs import EventType
 
 log = logging.getLogger(__name__)
@@ -76,19 +78,28 @@ def owe(session: Session, job: Job, kind: EventType) -> None:
     )
 
 
-def secret(tenant: Tenant) -> str:
+@dataclass(frozen=True, slots=True)
+class SigningSecret:
+    secret: str
     """What a receiver checks signatures with, as the specification writes it."""
-    return "whsec_" + base64.b64encode(webhook_key(tenant)).decode()
+    old_until: float | None
+    """Until when the one before signs too; None where it does not."""
+
+
+def signing_secret(tenant: Tenant, now: float) -> SigningSecret:
+    keys = webhook_keys(tenant, now)
+    secret = "whsec_" + base64.b64encode(keys[0]).decode()
+    return SigningSecret(secret, tenant.old_key_until if len(keys) > 1 else None)
 
 
 def signed(tenant: Tenant, delivery_id: str, sent_at: int, body: bytes) -> dict[str, str]:
     """The three headers of a message."""
     message = f"{delivery_id}.{sent_at}.".encode() + body
-    digest = base64.b64encode(hmac.new(webhook_key(tenant), message, hashlib.sha256).digest()).decode()
+    digests = [hmac.new(key, message, hashlib.sha256).digest() for key in webhook_keys(tenant, sent_at)]
     return {
         "webhook-id": delivery_id,
         "webhook-timestamp": str(sent_at),
-        "webhook-signature": f"v1,{digest}",
+        "webhook-signature": " ".join(f"v1,{base64.b64encode(digest).decode()}" for digest in digests),
     }
 
 
@@ -124,9 +135,18 @@ class Webhooks:
         with self._database.read() as session:
             return session.scalars(query).all()
 
-    def secret_of(self, tenant_id: str) -> str:
+    def secret_of(self, tenant_id: str) -> SigningSecret:
         with self._database.read() as session:
-            return secret(session.get_one(Tenant, tenant_id))
+            return signing_secret(session.get_one(Tenant, tenant_id), time.time())
+
+    def rotate_secret(self, tenant_id: str, overlap_s: float) -> SigningSecret:
+        """Exchange the tenant's secret; the present one goes on signing beside it, one before that ends."""
+        now = time.time()
+        with self._database.write() as session:
+            tenant = session.get_one(Tenant, tenant_id, with_for_update=True)
+            tenant.num_rotations += 1
+            tenant.old_key_until = now + overlap_s if overlap_s > 0 else None
+        return signing_secret(tenant, now)
 
     def _due(self, now: float) -> list[tuple[WebhookDelivery, Tenant]]:
         query = (

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from cli import connection, host, jobs, keys, prefixes
+from cli import connection, host, jobs, keys, prefixes, webhooks
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -33,6 +33,7 @@ for command in (
     app.command()(command)
 app.add_typer(keys.app, name="keys")
 app.add_typer(prefixes.app, name="prefixes")
+app.add_typer(webhooks.app, name="webhooks")
 
 
 @app.callback()

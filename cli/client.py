@@ -75,6 +75,14 @@ class Job(BaseModel):
         return self.state in TERMINAL
 
 
+class WebhookSecret(BaseModel):
+    """What signs the callbacks of the key's tenant."""
+
+    secret: str
+    old_until: str | None
+    """Until when the secret before signs too."""
+
+
 @dataclass(frozen=True)
 class JobEvent:
     """One event of a job; `seq` is None where it was read off a long poll."""
@@ -141,6 +149,14 @@ class Client:
     def models(self) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = self._call("GET", "/v1/models").json()
         return found
+
+    def webhook_secret(self) -> WebhookSecret:
+        return WebhookSecret.model_validate(self._call("GET", "/v1/webhooks/secret").json())
+
+    def rotate_webhook_secret(self, overlap_s: int) -> WebhookSecret:
+        """Exchange the secret; the one so far signs as well for these seconds."""
+        answer = self._call("POST", "/v1/webhooks/secret/rotate", json={"overlap_s": overlap_s})
+        return WebhookSecret.model_validate(answer.json())
 
     def not_ready(self) -> str | None:
         """Why jobs would not be worked on now; None when they would."""

@@ -5,12 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import APIRouter
+from pydantic import BaseModel, ConfigDict, Field
 
 from api.gate import CallerDep, require
 from api.models import WebhookDelivery
 from api.routes.job_view import not_found
 from api.routes.paging import iso
 from api.services import ServicesDep
+from api.webhooks import SigningSecret
+
+DAY_S = 86_400
 
 router = APIRouter(prefix="/v1", tags=["webhooks"])
 
@@ -24,10 +28,31 @@ def list_deliveries(job_id: str, services: ServicesDep, caller: CallerDep) -> li
 
 
 @router.get("/webhooks/secret")
-def get_secret(services: ServicesDep, caller: CallerDep) -> dict[str, str]:
+def get_secret(services: ServicesDep, caller: CallerDep) -> dict[str, Any]:
     """The tenant's signing secret, for whoever may submit: a reader must not be able to forge callbacks."""
     require(caller, "submit")
-    return {"secret": services.webhooks.secret_of(caller.tenant)}
+    return _secret_view(services.webhooks.secret_of(caller.tenant))
+
+
+class Rotation(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    overlap_s: int = Field(default=DAY_S, ge=0, le=30 * DAY_S)
+    """For how long the secret so far signs too; 0 where it has leaked."""
+
+
+@router.post("/webhooks/secret/rotate")
+def rotate_secret(
+    services: ServicesDep, caller: CallerDep, rotation: Rotation | None = None
+) -> dict[str, Any]:
+    """Exchange the signing secret for another one. Until `old_until` messages carry both signatures."""
+    require(caller, "read")
+    made = services.webhooks.rotate_secret(caller.tenant, (rotation or Rotation()).overlap_s)
+    return _secret_view(made)
+
+
+def _secret_view(found: SigningSecret) -> dict[str, Any]:
+    return {"secret": found.secret, "old_until": iso(found.old_until)}
 
 
 def _view(delivery: WebhookDelivery) -> dict[str, Any]:

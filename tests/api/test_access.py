@@ -21,7 +21,7 @@ from worker.documents import DocumentSource
 
 OPEN = {"/health/live", "/health/ready"}
 FOR_ADMINS = {"/metrics", "/v1/workers"}
-FOR_SUBMITTERS = {"/v1/webhooks/secret"}
+FOR_SUBMITTERS = {"/v1/webhooks/secret", "/v1/webhooks/secret/rotate"}
 FOR_WORKERS = {("POST", "/v1/workers")}
 PREFIX = "1" * 32
 

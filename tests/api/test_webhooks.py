@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from ipaddress import ip_network
@@ -97,6 +98,59 @@ def test_the_end_of_a_job_is_told_with_a_signature_that_others_understand(api: A
     assert delivery["state"] == "delivered"
     assert [attempt["status"] for attempt in delivery["attempts"]] == [204]
     assert headers["webhook-id"] == delivery["id"]
+
+
+def test_after_a_rotation_both_secrets_sign_until_the_old_one_ends(api: Api) -> None:
+    old = api.http.get("/v1/webhooks/secret").json()
+    new = api.http.post("/v1/webhooks/secret/rotate", json={"overlap_s": 3600}).json()
+    assert new["secret"] != old["secret"]
+    assert (old["old_until"], new["old_until"] is None) == (None, False)
+    assert api.http.get("/v1/webhooks/secret").json() == new
+    with receiver(204) as server:
+        ended(api, url(server))
+        send(api, time.time())
+        ended(api, url(server))
+        send(api, time.time() + 3601)
+        (_, during, first), (_, after, second) = server.got
+    assert Webhook(old["secret"]).verify(first.decode(), during)["type"] == "job.succeeded"
+    assert Webhook(new["secret"]).verify(first.decode(), during)["type"] == "job.succeeded"
+    assert len(during["webhook-signature"].split(" ")) == 2
+    assert len(after["webhook-signature"].split(" ")) == 1
+    # The library also refuses a time so far ahead, which is not what is asked here.
+    signed_by = {
+        s: Webhook(s).sign(after["webhook-id"], when(after), second.decode()) for s in secrets(old, new)
+    }
+    assert after["webhook-signature"] == signed_by[new["secret"]] != signed_by[old["secret"]]
+
+
+def secrets(*views: dict[str, Any]) -> list[str]:
+    return [view["secret"] for view in views]
+
+
+def when(headers: dict[str, str]) -> datetime:
+    return datetime.fromtimestamp(int(headers["webhook-timestamp"]), UTC)
+
+
+def test_a_leaked_secret_ends_at_once_and_a_second_rotation_ends_the_first(api: Api) -> None:
+    rotate = partial(api.http.post, "/v1/webhooks/secret/rotate")
+    first, second, third = (rotate(json={"overlap_s": s}).json() for s in (3600, 3600, 0))
+    assert len({view["secret"] for view in (first, second, third)}) == 3
+    assert third["old_until"] is None
+    with receiver(204) as server:
+        ended(api, url(server))
+        send(api, time.time())
+        ((_, headers, body),) = server.got
+    Webhook(third["secret"]).verify(body.decode(), headers)
+    for ended_secret in (first["secret"], second["secret"]):
+        with pytest.raises(Exception, match="signature"):
+            Webhook(ended_secret).verify(body.decode(), headers)
+
+
+@pytest.mark.parametrize("body", [{"overlap_s": -1}, {"overlap_s": 2_592_001}, {"overlap": 1}])
+def test_an_overlap_out_of_bounds_changes_nothing(api: Api, body: dict[str, int]) -> None:
+    before = api.http.get("/v1/webhooks/secret").json()
+    assert api.http.post("/v1/webhooks/secret/rotate", json=body).status_code == 422
+    assert api.http.get("/v1/webhooks/secret").json() == before
 
 
 @pytest.mark.parametrize("kind", [EventType.SUCCEEDED, EventType.FAILED])
