@@ -3,10 +3,12 @@
     python -m bench.snapshots FOLDER [--tokens 8192 131072] [--layers 32] [--kv-heads 8] [--head-dim 128]
 
 A prefix is stored as the engine stores it: 128 tokens a block, one section of int4c tiles per layer, the
-sinks in the first block. Restore and plain reading fill the same memory, in turn, and each figure is the
-best of its rounds; `warm`: the files lie in the page cache, `cold`: dropped from it before each round.
-`cpu`: the same by CPU seconds of all threads, which other programs' load changes less. Prints a table and
-one JSON line.
+sinks in the first block. `plain`: one thread reads each file with one call, into memory that is in use
+already; `restore` matches the prefix and reads every block to its places in that same memory, checked;
+`plain_two`: as plain, with as many threads as restore has. `fresh`: both into memory that is allocated anew,
+as it is when a model's cache is made. All in turn, and each figure is the best of its rounds; `warm`: the
+files lie in the page cache, `cold`: dropped from it before each round. `cpu`: by CPU seconds of all threads.
+Prints a table and one JSON line.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ import platform
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -39,52 +42,46 @@ class Prefix:
         self.layers = layers
         self.tile_bytes = kv_heads * TileLayout(head_dim, "int4c").tile_bytes
         self.sink_bytes = layers * 2 * kv_heads * SINK_TOKENS * head_dim * 2
-        num_bytes = layers * self.num_blocks * self.tile_bytes + self.sink_bytes
-        # Plain reading fills this memory too, headers included.
-        self.memory = np.empty(num_bytes + self.num_blocks * (64 << 10), np.uint8)
-        self.kv_bytes = num_bytes
-        self.tiles = self.memory[: layers * self.num_blocks * self.tile_bytes].reshape(
-            layers, self.num_blocks, self.tile_bytes
-        )
-        self.sinks = self.memory[self.tiles.size : num_bytes]
+        self.kv_bytes = layers * self.num_blocks * self.tile_bytes + self.sink_bytes
+        self.memory = self.allocated()
         rng = np.random.default_rng(1)
         ids = [SINK_TOKENS + BLOCK_TOKENS] + [BLOCK_TOKENS] * (self.num_blocks - 1)
         self.token_ids = [rng.integers(0, 1 << 17, n, dtype=np.uint32) for n in ids]
         self.keys = chain_keys("bench", b"", self.token_ids)
 
+    def allocated(self) -> memoryview:
+        """Memory for all of it, and for the headers that plain reading reads too."""
+        return np.empty(self.kv_bytes + self.num_blocks * (64 << 10), np.uint8).data
+
     def fill(self) -> None:
-        noise = np.random.default_rng(0).integers(0, 256, 1 << 20, dtype=np.uint8)
-        for start in range(0, self.kv_bytes, noise.size):
-            piece = self.memory[start : min(start + noise.size, self.kv_bytes)]
-            piece[:] = noise[: piece.size]
+        noise = np.random.default_rng(0).integers(0, 256, 1 << 20, dtype=np.uint8).data
+        for start in range(0, self.kv_bytes, len(noise)):
+            piece = self.memory[start : min(start + len(noise), self.kv_bytes)]
+            piece[:] = noise[: len(piece)]
 
-    def sections(self, block: int) -> list[Section]:
-        sections = [
-            Section(f"layer.{n}", "uint8", (self.tile_bytes,), tiles[block].data)
-            for n, tiles in enumerate(self.tiles)
-        ]
-        return sections + (
-            [Section("sinks", "uint8", self.sinks.shape, self.sinks.data)] if not block else []
-        )
-
-    def buffers(self) -> Iterator[list[memoryview]]:
-        return ([section.data for section in self.sections(block)] for block in range(self.num_blocks))
+    def buffers(self, memory: memoryview) -> Iterator[list[memoryview]]:
+        """The places of each block's sections."""
+        size, layer_bytes = self.tile_bytes, self.num_blocks * self.tile_bytes
+        for block in range(self.num_blocks):
+            starts = range(block * size, self.layers * layer_bytes, layer_bytes)
+            places = [memory[start : start + size] for start in starts]
+            yield places if block else [*places, memory[self.kv_bytes - self.sink_bytes : self.kv_bytes]]
 
 
 def write(store: SnapshotStore, prefix: Prefix) -> None:
     parent: BlockKey | None = None
-    for block, (key, ids) in enumerate(zip(prefix.keys, prefix.token_ids, strict=True)):
-        if not store.write(key, parent, ids, prefix.sections(block), True, {}):
+    for key, ids, views in zip(prefix.keys, prefix.token_ids, prefix.buffers(prefix.memory), strict=True):
+        sections = [Section(f"layer.{n}", "uint8", (len(view),), view) for n, view in enumerate(views)]
+        if not store.write(key, parent, ids, sections, True, {}):
             sys.exit(f"block {key} was not stored: is the disk full?")
         parent = key
 
 
-def restore(store: SnapshotStore, prefix: Prefix) -> None:
+def restore(store: SnapshotStore, prefix: Prefix, memory: memoryview) -> None:
     """As the engine does: match, then read every block to its place."""
     num_matched = store.match(prefix.keys, prefix.token_ids)
-    if num_matched != prefix.num_blocks or sum(1 for _ in store.read_each(prefix.keys, prefix.buffers())) != (
-        prefix.num_blocks
-    ):
+    num_read = sum(1 for _ in store.read_each(prefix.keys, prefix.buffers(memory)))
+    if not num_matched == num_read == prefix.num_blocks:
         sys.exit("the prefix was not restored whole")
 
 
@@ -95,18 +92,26 @@ def read_plainly(paths: list[Path], memory: memoryview) -> None:
             position += file.readinto(memory[position:])
 
 
+def read_by_two(paths: list[Path], memory: memoryview) -> None:
+    middle = len(paths) // 2
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(read_plainly, paths[:middle], memory[: len(memory) // 2])
+        read_plainly(paths[middle:], memory[len(memory) // 2 :])
+        other.result()
+
+
 def best(
-    runs: list[Callable[[], None]], rounds: int, before: Callable[[], None] = lambda: None
-) -> list[tuple[float, float]]:
+    runs: Mapping[str, Callable[[], None]], rounds: int, before: Callable[[], None] = lambda: None
+) -> dict[str, tuple[float, float]]:
     """Least wall and CPU seconds of each, taken in turn so that others' load meets them alike."""
-    least = [(float("inf"), float("inf"))] * len(runs)
+    least = dict.fromkeys(runs, (float("inf"), float("inf")))
     for _ in range(rounds):
-        for index, run in enumerate(runs):
+        for name, run in runs.items():
             before()
             wall, cpu = time.perf_counter(), time.process_time()
             run()
             spent = time.perf_counter() - wall, time.process_time() - cpu
-            least[index] = min(least[index][0], spent[0]), min(least[index][1], spent[1])
+            least[name] = min(least[name][0], spent[0]), min(least[name][1], spent[1])
     return least
 
 
@@ -129,28 +134,38 @@ def measure(folder: Path, num_tokens: int, options: argparse.Namespace) -> dict[
     write(store, prefix)
     write_s = time.perf_counter() - start
     paths = [next(folder.rglob(f"{key}.llkv")) for key in prefix.keys]
-    runs: list[Callable[[], None]] = [
-        lambda: restore(store, prefix),
-        lambda: read_plainly(paths, prefix.memory.data),
-    ]
+    runs: dict[str, Callable[[], None]] = {
+        "restore": lambda: restore(store, prefix, prefix.memory),
+        "plain": lambda: read_plainly(paths, prefix.memory),
+        "plain_two": lambda: read_by_two(paths, prefix.memory),
+        "fresh_restore": lambda: restore(store, prefix, prefix.allocated()),
+        "fresh_plain": lambda: read_plainly(paths, prefix.allocated()),
+    }
     warm = best(runs, options.rounds)
-    cold = best(runs, max(options.rounds // 3, 1), lambda: drop(paths))
+    cold = best(
+        {name: runs[name] for name in ("restore", "plain")},
+        max(options.rounds // 3, 1),
+        lambda: drop(paths),
+    )
     file_bytes = sum(path.stat().st_size for path in paths)
     shutil.rmtree(folder)
-    return {
+    row = {
         "prefix_tokens": SINK_TOKENS + BLOCK_TOKENS * prefix.num_blocks,
         "kv_mb": round(mb, 1),
         "file_over_kv": round(file_bytes / prefix.kv_bytes, 4),
         "write_mb_s": round(mb / write_s),
-        "restore_warm_s": round(warm[0][0], 4),
-        "restore_warm_mb_s": round(mb / warm[0][0]),
-        "plain_warm_mb_s": round(mb / warm[1][0]),
-        "restore_over_plain_warm": round(warm[1][0] / warm[0][0], 2),
-        "restore_over_plain_warm_cpu": round(warm[1][1] / warm[0][1], 2),
-        "restore_cold_s": round(cold[0][0], 4),
-        "restore_cold_mb_s": round(mb / cold[0][0]),
-        "plain_cold_mb_s": round(mb / cold[1][0]),
-        "restore_over_plain_cold": round(cold[1][0] / cold[0][0], 2),
+        "restore_warm_s": round(warm["restore"][0], 4),
+        "restore_cold_s": round(cold["restore"][0], 4),
+    }
+    for state, least in (("warm", warm), ("cold", cold)):
+        row |= {f"{name}_{state}_mb_s": round(mb / wall) for name, (wall, _) in least.items()}
+    wall, cpu = ({name: spent[i] for name, spent in warm.items()} for i in (0, 1))
+    return row | {
+        "restore_over_plain_warm": round(wall["plain"] / wall["restore"], 2),
+        "restore_over_plain_two_warm": round(wall["plain_two"] / wall["restore"], 2),
+        "restore_over_plain_fresh_warm": round(wall["fresh_plain"] / wall["fresh_restore"], 2),
+        "restore_over_plain_warm_cpu": round(cpu["plain"] / cpu["restore"], 2),
+        "restore_over_plain_cold": round(cold["plain"][0] / cold["restore"][0], 2),
     }
 
 
@@ -161,8 +176,8 @@ def index_s(folder: Path, num_headers: int) -> float:
     ids = [rng.integers(0, 1 << 17, BLOCK_TOKENS, dtype=np.uint32) for _ in range(num_headers)]
     for key, tokens in zip(chain_keys("index", b"", ids), ids, strict=True):
         store.write(key, None, tokens, [], True, {})
-    ((least, _),) = best([lambda: void(SnapshotStore(folder, 1 << 50))], 5)
-    return round(least, 3)
+    least = best({"open": lambda: void(SnapshotStore(folder, 1 << 50))}, 5)
+    return round(least["open"][0], 3)
 
 
 def main() -> None:

@@ -116,16 +116,18 @@ class _InPlace:
     def __init__(self, layers: Sequence[CompressedLayer], num_blocks: int, num_spare: int) -> None:
         self._tiles = [_empty_tiles(layer, num_blocks + num_spare) for layer in layers]
         mx.eval(self._tiles)
-        self._views = [np.array(tiles, copy=False) for tiles in self._tiles]
+        self._places = [_bytes(np.array(tiles, copy=False)) for tiles in self._tiles]
+        self._block_bytes = [len(place) // (num_blocks + num_spare) for place in self._places]
 
     def place(self, block: int) -> list[memoryview]:
-        return [_bytes(view[block]) for view in self._views]
+        places = zip(self._places, self._block_bytes, strict=True)
+        return [place[block * size : (block + 1) * size] for place, size in places]
 
     def read(self, num_blocks: int) -> None:
         """So many blocks have been read in all."""
 
     def finish(self, num_blocks: int) -> list[mx.array]:
-        self._views.clear()
+        self._places.clear()
         return self._tiles
 
 
