@@ -6,10 +6,19 @@ It knows no model: a block is token ids, named arrays and JSON metadata. FORMAT.
 from cache_store.attachments import attach, attached
 from cache_store.block import Section
 from cache_store.checkpoints import Checkpoints, Resume
-from cache_store.errors import BadBlock, CacheStoreError, MissingBlock, TierDown, UnknownVersion
+from cache_store.errors import (
+    BadBlock,
+    CacheStoreError,
+    KeyringError,
+    MissingBlock,
+    NoKey,
+    TierDown,
+    UnknownVersion,
+)
 from cache_store.header import BlockInfo, SectionInfo
 from cache_store.index import Entry
 from cache_store.key import BlockKey, chain_keys
+from cache_store.keyring import Keyring
 from cache_store.prefixes import StoredPrefix, chain_of, remove_prefix, stored_prefixes, verify
 from cache_store.store import SnapshotStore, Usage
 from cache_store.tier import Tier
@@ -23,7 +32,10 @@ __all__ = [
     "CacheStoreError",
     "Checkpoints",
     "Entry",
+    "Keyring",
+    "KeyringError",
     "MissingBlock",
+    "NoKey",
     "Resume",
     "Section",
     "SectionInfo",

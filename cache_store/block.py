@@ -7,9 +7,9 @@ a section means.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,10 +33,13 @@ from cache_store.header import (
     SECTION_ALIGN,
     Header,
     Layout,
+    SealedHeader,
     parse_header,
     round_up,
 )
 from cache_store.key import KEY_BYTES, BlockKey, TokenIds
+from cache_store.keyring import Keyring
+from cache_store.seal import SealedReader, open_header, plain_bytes
 
 # Read, then hash, in pieces: they stay in a processor's cache, and two threads seldom wait for each other.
 _PIECE_BYTES = 8 << 20
@@ -150,29 +153,33 @@ def read_payload(fd: int, header: Header, into: Sequence[memoryview]) -> None:
     wanted, plan = list(map(len, into)), _plan(layout)
     if wanted != plan.sizes:
         raise BadBlock(path, "section sizes", wanted, plan.sizes)
+    sealed = SealedReader(fd, header, header.seal) if header.seal else None
+    read = sealed.read_at if sealed else partial(read_at, fd)
     told = header.table["xxh3"].tolist()
     position = header.prelude.payload_offset
     for first, last in plan.runs:
         offset, views = layout.offsets[first], into[first:last]
         if offset > position:
             gap = bytearray(offset - position)
-            position += _read(fd, [memoryview(gap)], position, path)
+            position += _read(read, [memoryview(gap)], position, path)
             if any(gap):
                 raise BadBlock(path, "gaps between sections", "zeros", "other bytes")
         if wanted[first] <= _PIECE_BYTES:
-            position += _read(fd, views, position, path)
+            position += _read(read, views, position, path)
             found = list(map(xxhash.xxh3_64_intdigest, views))
         else:
             digest = xxhash.xxh3_64()
             for start in range(0, wanted[first], _PIECE_BYTES):
                 piece = views[0][start : start + _PIECE_BYTES]
-                position += _read(fd, [piece], position, path)
+                position += _read(read, [piece], position, path)
                 digest.update(piece)
             found = [digest.intdigest()]
         if found != told[first:last]:
             bad = next(n for n in range(first, last) if found[n - first] != told[n])
             what = f"checksum of section {layout.sections[bad].name}"
             raise BadBlock(path, what, f"{told[bad]:016x}", f"{found[bad - first]:016x}")
+    if sealed:
+        sealed.finish()
 
 
 class _Plan(NamedTuple):
@@ -198,21 +205,26 @@ def _plan(layout: Layout) -> _Plan:
     return _Plan(sizes, runs)
 
 
-def _read(fd: int, views: Sequence[memoryview], offset: int, path: Path) -> int:
+def _read(
+    read: Callable[[Sequence[memoryview], int], int], views: Sequence[memoryview], offset: int, path: Path
+) -> int:
     """Fill the buffers; the bytes that were read. Raises BadBlock where the file ends before."""
     wanted = sum(map(len, views))
-    count = read_at(fd, views, offset)
+    count = read(views, offset)
     if count != wanted:
         raise BadBlock(path, "file size", offset + wanted, offset + count)
     return count
 
 
-def check(raw: bytes, path: Path) -> Header:
+def check(raw: bytes, path: Path, keyring: Keyring | None = None) -> Header:
     """The header of a block file that lies in memory, once every byte of the file is checked.
 
-    path: what errors call it. Raises BadBlock.
+    path: what errors call it. Raises BadBlock, NoKey among them.
     """
     header = parse_header(path, lambda start, end: raw[start:end], len(raw))
+    if isinstance(header, SealedHeader):
+        header = open_header(header, keyring)
+        raw = plain_bytes(raw, header)
     view, end = memoryview(raw), header.prelude.payload_offset
     told = header.table["xxh3"].tolist()
     for section, offset, wanted in zip(header.layout.sections, header.layout.offsets, told, strict=True):

@@ -37,8 +37,8 @@ import numpy as np
 
 from cache_store import block
 from cache_store.block import Section
-from cache_store.errors import BadBlock
-from cache_store.folder import Folder, checked_header, opened
+from cache_store.errors import BadBlock, NoKey
+from cache_store.folder import Folder, opened
 from cache_store.header import BlockInfo, SectionInfo
 from cache_store.index import SUFFIX, checkpoint_of
 from cache_store.key import BlockKey, checkpoint_part_key
@@ -161,7 +161,11 @@ class Checkpoints:
 
     def _save(self, key: BlockKey, part: str, sections: Sequence[Section], meta: Mapping[str, Any]) -> bool:
         own = checkpoint_part_key(key, part)
-        buffers = block.layout(own, None, np.zeros(0, np.uint32), sections, False, meta)
+        try:
+            contents = self._folder.contents(own, None, np.zeros(0, np.uint32), sections, False, meta)
+        except NoKey as error:
+            self._folder.report(None, f"checkpoint not stored: {error}")
+            return False
         if self._folder.read_only:
             return False
         path = self._path(key, part)
@@ -170,7 +174,7 @@ class Checkpoints:
             return True if self._info(key, part) else None
 
         try:
-            return self._folder.place(path, buffers, {key}, answer)
+            return self._folder.place(path, contents, {key}, answer)
         except OSError as error:
             self._folder.report(error.errno, f"checkpoint {path.name} was not stored: {error}")
             return False
@@ -179,7 +183,7 @@ class Checkpoints:
         path = self._path(key, part)
         try:
             with opened(path) as (fd, _):
-                return checked_header(fd, path, checkpoint_part_key(key, part)).info
+                return self._folder.header(fd, path, checkpoint_part_key(key, part)).info
         except (BadBlock, OSError):
             return None
 
@@ -187,7 +191,7 @@ class Checkpoints:
         path, views = self._path(key, part), block.writable_bytes(into)
         try:
             with opened(path) as (fd, _):
-                header = checked_header(fd, path, checkpoint_part_key(key, part))
+                header = self._folder.header(fd, path, checkpoint_part_key(key, part))
                 block.read_payload(fd, header, views)
                 return header.info
         except BadBlock:

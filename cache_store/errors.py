@@ -3,7 +3,9 @@
     CacheStoreError
     ├── BadBlock              this key cannot be read: treat it as a miss and prefill
     │   ├── MissingBlock      no such file (never written, or evicted since it was matched)
-    │   └── UnknownVersion    written by a newer Longleaf; left where it is
+    │   ├── UnknownVersion    written by a newer Longleaf; left where it is
+    │   └── NoKey             encrypted under a key that is not here; left where it is
+    ├── KeyringError          no folder of keys, or a key that cannot be made in it
     └── TierDown              the shared tier does not do what it was asked; no match or write raises it
 
 `SnapshotStore` alone decides what an error means for the file: a plain BadBlock was moved to
@@ -39,6 +41,14 @@ class MissingBlock(BadBlock):
 
 class UnknownVersion(BadBlock):
     """The block has a format version that this code does not read."""
+
+
+class NoKey(BadBlock):
+    """The block is encrypted, and its tenant has no key here, or another one."""
+
+
+class KeyringError(CacheStoreError):
+    """There is no such folder of keys, or a key cannot be made in it."""
 
 
 class TierDown(CacheStoreError):

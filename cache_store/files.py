@@ -7,14 +7,23 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 # POSIX promises 16; Linux and macOS allow 1024.
 _MAX_BUFFERS = 512
 # Neither a pipe nor a link can stand in for a file of ours.
 READ_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a file is to hold: batches of byte buffers one after another, to be gone through once."""
+
+    num_bytes: int
+    batches: Iterable[Sequence[memoryview]]
 
 
 def read_at(fd: int, buffers: Sequence[memoryview], offset: int) -> int:
@@ -28,6 +37,14 @@ def read_at(fd: int, buffers: Sequence[memoryview], offset: int) -> int:
         if total < wanted:
             pending = _without(pending, count)
     return total
+
+
+def write(fd: int, contents: Contents) -> None:
+    """Write all of it from the file's beginning on."""
+    offset = 0
+    for batch in contents.batches:
+        write_at(fd, batch, offset)
+        offset += sum(map(len, batch))
 
 
 def write_at(fd: int, buffers: Sequence[memoryview], offset: int) -> None:

@@ -13,27 +13,39 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from cache_store import files
-from cache_store.errors import BadBlock, MissingBlock, UnknownVersion
-from cache_store.header import Header, read_header
-from cache_store.index import Index
-from cache_store.key import BlockKey
+from cache_store.block import Section, layout
+from cache_store.errors import BadBlock, MissingBlock, NoKey, UnknownVersion
+from cache_store.files import Contents
+from cache_store.header import Header, SealedHeader, read_header
+from cache_store.index import Index, text_in
+from cache_store.key import BlockKey, TokenIds
+from cache_store.keyring import Keyring
 from cache_store.pins import Pins
 from cache_store.quarantine import Quarantine
 from cache_store.room import Room
+from cache_store.seal import encrypted, open_header
 
 log = logging.getLogger("cache_store")
 
 
 class Folder:
     def __init__(
-        self, root: Path, budget_bytes: int, min_free_bytes: int, quarantine_bytes: int, touch_every_s: float
+        self,
+        root: Path,
+        budget_bytes: int,
+        min_free_bytes: int,
+        quarantine_bytes: int,
+        touch_every_s: float,
+        keyring: Keyring | None,
     ) -> None:
         self.root = root
+        self.keyring = keyring
         self.index = Index(root)
         self.pins = Pins(root)
         self.room = Room(root, self.index, self.pins, budget_bytes, min_free_bytes)
@@ -86,8 +98,8 @@ class Folder:
             try:
                 if self._unmoved.get(key) == (status.st_ino, status.st_mtime_ns):
                     raise MissingBlock(path)
-                yield fd, checked_header(fd, path, key)
-            except (MissingBlock, UnknownVersion):
+                yield fd, self.header(fd, path, key)
+            except (MissingBlock, UnknownVersion, NoKey):
                 raise
             except BadBlock as error:
                 self._quarantine(key, status, error)
@@ -97,6 +109,37 @@ class Folder:
                 if error.errno == errno.EIO:  # the disk's fault; others (no memory, say) are not the block's
                     self._quarantine(key, status, bad)
                 raise bad from error
+
+    def header(self, fd: int, path: Path, key: BlockKey) -> Header:
+        """The header of an open file, if it has this key; BadBlock otherwise."""
+        header = read_header(fd, path)
+        if isinstance(header, SealedHeader):
+            header = open_header(header, self.keyring)
+        if header.prelude.key != key:
+            raise BadBlock(path, "key", key, header.prelude.key)
+        return header
+
+    def contents(
+        self,
+        key: BlockKey,
+        parent: BlockKey | None,
+        token_ids: TokenIds,
+        sections: Sequence[Section],
+        exact: bool,
+        meta: Mapping[str, Any],
+    ) -> Contents:
+        """The file of a block, encrypted where there is a keyring.
+
+        Raises ValueError for what does not fit the format, NoKey where the tenant has no key.
+        """
+        plain = layout(key, parent, token_ids, sections, exact, meta)
+        if self.keyring is None:
+            return Contents(sum(map(len, plain)), [plain])
+        tenant = text_in(meta, "tenant")
+        data_key = self.keyring.get(tenant)
+        if data_key is None:
+            raise NoKey(self.index.path(key), "key of its tenant", "one", "none")
+        return encrypted(plain, meta, data_key)
 
     def touch(self, key: BlockKey, fd: int) -> None:
         """Note that a block is used."""
@@ -110,7 +153,7 @@ class Folder:
     def place(
         self,
         path: Path,
-        buffers: list[memoryview],
+        contents: Contents,
         keep: set[BlockKey],
         answer: Callable[[], bool | None],
     ) -> bool:
@@ -121,7 +164,7 @@ class Folder:
             None goes on, anything else is the answer of this call.
         Raises OSError where the disk fails, ENOSPC where budget or free-disk floor cannot be held.
         """
-        num_bytes = sum(view.nbytes for view in buffers)
+        num_bytes = contents.num_bytes
         temp = path.with_name(f".{path.stem}.{os.getpid()}.{secrets.token_hex(8)}.tmp")
         self.root.mkdir(parents=True, exist_ok=True)
         with self.locked():
@@ -134,7 +177,7 @@ class Folder:
             fd = self.room.reserve(temp, num_bytes)
         placed = False
         try:
-            files.write_at(fd, buffers, 0)
+            files.write(fd, contents)
             os.fsync(fd)
             with self.locked():
                 known = answer()
@@ -202,11 +245,3 @@ def opened(path: Path) -> Iterator[tuple[int, os.stat_result]]:
         yield fd, status
     finally:
         files.close(fd)
-
-
-def checked_header(fd: int, path: Path, key: BlockKey) -> Header:
-    """The header of an open file, if it has this key; BadBlock otherwise."""
-    header = read_header(fd, path)
-    if header.prelude.key != key:
-        raise BadBlock(path, "key", key, header.prelude.key)
-    return header

@@ -24,9 +24,10 @@ from cache_store.errors import BadBlock, UnknownVersion
 from cache_store.key import BlockKey, TokenIds
 
 MAGIC = b"LLKV\r\n\x1a\n"  # the line ends show a file that was sent through a text conversion
-FORMAT_VERSION = 1
+FORMAT_VERSION, SEALED_VERSION = 1, 2
 PRELUDE = struct.Struct("<8sIIQQQIIQ16s16s24sQQ")
 PRELUDE_BYTES = PRELUDE.size
+SEAL = struct.Struct("<16s16s16s")  # id of the key, salt of the file, tag of the header
 EXACT, HAS_PARENT = 1, 2
 HEADER_ALIGN = 4096
 SECTION_ALIGN = 64
@@ -79,8 +80,9 @@ class Layout:
 
 @dataclass(frozen=True)
 class Prelude:
-    """The first 128 bytes: enough for the index."""
+    """The first 128 bytes."""
 
+    version: int
     key: BlockKey
     parent: BlockKey | None
     exact: bool
@@ -105,10 +107,23 @@ class BlockInfo:
     meta: Mapping[str, Any]
     sections: tuple[SectionInfo, ...]
     file_bytes: int
+    is_sealed: bool = False
+    """Whether it is encrypted on disk."""
 
     @property
     def num_tokens(self) -> int:
         return int(self.token_ids.size)
+
+
+@dataclass(frozen=True)
+class PayloadSeal:
+    """What it takes to decrypt the payload of an encrypted file."""
+
+    file_key: bytes
+    bound_to: bytes
+    """What is authenticated with it: the header's tag."""
+    offset: int
+    """Where it begins in the file."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,6 +133,9 @@ class Header:
     path: Path
     prelude: Prelude
     raw: bytes
+    file_bytes: int
+    seal: PayloadSeal | None = None
+    """None where the file is plain."""
 
     @cached_property
     def token_ids(self) -> TokenIds:
@@ -142,13 +160,7 @@ class Header:
     @cached_property
     def meta(self) -> dict[str, Any]:
         prelude = self.prelude
-        try:
-            meta = json.loads(self.raw[prelude.header_bytes - prelude.meta_bytes : prelude.header_bytes])
-        except (ValueError, RecursionError) as error:  # JSON and UTF-8 errors are ValueErrors
-            raise BadBlock(self.path, "metadata", "UTF-8 and JSON", error) from error
-        if not isinstance(meta, dict):
-            raise BadBlock(self.path, "metadata", "a JSON object", type(meta).__name__)
-        return meta
+        return _object(self.path, self.raw[prelude.header_bytes - prelude.meta_bytes : prelude.header_bytes])
 
     @cached_property
     def info(self) -> BlockInfo:
@@ -160,8 +172,39 @@ class Header:
             self.token_ids,
             self.meta,
             self.layout.sections,
-            prelude.payload_offset + prelude.payload_bytes,
+            self.file_bytes,
+            self.seal is not None,
         )
+
+
+@dataclass(frozen=True, eq=False)
+class SealedHeader:
+    """What of an encrypted block's header is readable without its key; the checksums hold."""
+
+    path: Path
+    prelude: Prelude
+    raw: bytes
+
+    @cached_property
+    def key_id(self) -> bytes:
+        key_id: bytes = SEAL.unpack_from(self.raw, PRELUDE_BYTES)[0]
+        return key_id
+
+    @cached_property
+    def meta(self) -> dict[str, Any]:
+        """The label: what of the metadata stands outside."""
+        start = PRELUDE_BYTES + SEAL.size
+        return _object(self.path, self.raw[start : start + self.prelude.meta_bytes])
+
+
+def _object(path: Path, text: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:  # JSON and UTF-8 errors are ValueErrors
+        raise BadBlock(path, "metadata", "UTF-8 and JSON", error) from error
+    if not isinstance(value, dict):
+        raise BadBlock(path, "metadata", "a JSON object", type(value).__name__)
+    return value
 
 
 class _BadTable(ValueError):
@@ -216,8 +259,8 @@ def parse_prelude(path: Path, raw: bytes, file_bytes: int) -> Prelude:
     if raw[: len(MAGIC)] != MAGIC:
         raise BadBlock(path, "magic", MAGIC, raw[: len(MAGIC)])
     version = int.from_bytes(raw[8:12], "little")
-    if len(raw) >= 12 and version > FORMAT_VERSION:
-        raise UnknownVersion(path, "format version", FORMAT_VERSION, version)
+    if len(raw) >= 12 and version > SEALED_VERSION:
+        raise UnknownVersion(path, "format version", f"at most {SEALED_VERSION}", version)
     if len(raw) < PRELUDE_BYTES:
         raise BadBlock(path, "file size", f"at least {PRELUDE_BYTES} bytes", len(raw))
     (
@@ -239,13 +282,18 @@ def parse_prelude(path: Path, raw: bytes, file_bytes: int) -> Prelude:
     checksum = xxhash.xxh3_64_intdigest(raw[: PRELUDE_BYTES - 8])
     if checksum != prelude_xxh3:
         raise BadBlock(path, "checksum of the prelude", f"{prelude_xxh3:016x}", f"{checksum:016x}")
-    if version != FORMAT_VERSION:
-        raise BadBlock(path, "format version", FORMAT_VERSION, version)
+    if version not in (FORMAT_VERSION, SEALED_VERSION):
+        raise BadBlock(path, "format version", f"{FORMAT_VERSION} or {SEALED_VERSION}", version)
     if flags & ~(EXACT | HAS_PARENT) or any(reserved) or (not flags & HAS_PARENT and any(parent)):
         raise BadBlock(path, "flags and reserved bytes", "only defined ones", f"flags {flags:#x}")
-    told = PRELUDE_BYTES + 4 * num_tokens + ROW.itemsize * num_sections + meta_bytes
-    if header_bytes != told:
-        raise BadBlock(path, "header size", told, header_bytes)
+    if version == SEALED_VERSION:
+        told = PRELUDE_BYTES + SEAL.size + meta_bytes + PRELUDE_BYTES
+        if header_bytes < told:
+            raise BadBlock(path, "header size", f"at least {told}", header_bytes)
+    else:
+        told = PRELUDE_BYTES + 4 * num_tokens + ROW.itemsize * num_sections + meta_bytes
+        if header_bytes != told:
+            raise BadBlock(path, "header size", told, header_bytes)
     if payload_offset != round_up(header_bytes, HEADER_ALIGN) or payload_offset > MAX_HEADER_BYTES:
         raise BadBlock(
             path, "payload offset", f"the next {HEADER_ALIGN}, below {MAX_HEADER_BYTES}", payload_offset
@@ -253,6 +301,7 @@ def parse_prelude(path: Path, raw: bytes, file_bytes: int) -> Prelude:
     if payload_offset + payload_bytes != file_bytes:
         raise BadBlock(path, "file size", payload_offset + payload_bytes, file_bytes)
     return Prelude(
+        version,
         BlockKey(key),
         BlockKey(parent) if flags & HAS_PARENT else None,
         bool(flags & EXACT),
@@ -266,7 +315,7 @@ def parse_prelude(path: Path, raw: bytes, file_bytes: int) -> Prelude:
     )
 
 
-def read_header(fd: int, path: Path) -> Header:
+def read_header(fd: int, path: Path) -> Header | SealedHeader:
     """Read and check a whole header; nothing is allocated that the file is too small for."""
     status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode):
@@ -274,7 +323,7 @@ def read_header(fd: int, path: Path) -> Header:
     return parse_header(path, lambda start, end: os.pread(fd, end - start, start), status.st_size)
 
 
-def parse_header(path: Path, read: Callable[[int, int], bytes], file_bytes: int) -> Header:
+def parse_header(path: Path, read: Callable[[int, int], bytes], file_bytes: int) -> Header | SealedHeader:
     """Check the header of a file of this size; read: gives the bytes from a start up to an end."""
     raw = read(0, _PREFETCH_BYTES)
     prelude = parse_prelude(path, raw, file_bytes)
@@ -286,4 +335,6 @@ def parse_header(path: Path, read: Callable[[int, int], bytes], file_bytes: int)
     checksum = xxhash.xxh3_64_intdigest(memoryview(raw)[PRELUDE_BYTES:])
     if checksum != prelude.rest_xxh3:
         raise BadBlock(path, "checksum of the header", f"{prelude.rest_xxh3:016x}", f"{checksum:016x}")
-    return Header(path, prelude, raw)
+    if prelude.version == SEALED_VERSION:
+        return SealedHeader(path, prelude, raw)
+    return Header(path, prelude, raw, file_bytes)

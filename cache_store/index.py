@@ -16,13 +16,14 @@ import math
 import os
 import re
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from cache_store import files
 from cache_store.errors import BadBlock, UnknownVersion
-from cache_store.header import FORMAT_VERSION, read_header, round_up
+from cache_store.header import FORMAT_VERSION, SealedHeader, read_header, round_up
 from cache_store.key import BlockKey
 
 SUFFIX = ".llkv"
@@ -65,6 +66,8 @@ class Entry:
     """The name under which it is attached to its parent; empty for a block of tokens."""
     prefill_s: float = 0.0
     """What computing it took, and what a hit therefore saves."""
+    key_id: bytes = b""
+    """Of the key that it is encrypted with; empty for a plain one."""
 
 
 @dataclass(slots=True)
@@ -230,10 +233,11 @@ class Index:
             text_in(meta, "tenant"),
             text_in(meta, "attached"),
             _seconds(meta, prelude.num_tokens),
+            header.key_id if isinstance(header, SealedHeader) else b"",
         )
 
 
-def text_in(meta: dict[str, Any], name: str) -> str:
+def text_in(meta: Mapping[str, Any], name: str) -> str:
     """A text of the metadata; empty where there is none."""
     value = meta.get(name, "")
     return value if isinstance(value, str) else ""

@@ -35,6 +35,8 @@ class StoredPrefix:
     pinned: bool
     whole: bool
     """False where a block before it is missing, so that it cannot be matched."""
+    readable: bool
+    """False where a block of it is encrypted and its key is not here."""
 
 
 def stored_prefixes(store: SnapshotStore) -> list[StoredPrefix]:
@@ -43,6 +45,7 @@ def stored_prefixes(store: SnapshotStore) -> list[StoredPrefix]:
     tokens = {key: entry for key, entry in entries.items() if not entry.attached}
     continued = {entry.parent for entry in tokens.values()}
     pinned = with_ancestors(entries, store.pins())
+    readable = store.readable(entries.values())
     num_sharing: Counter[BlockKey] = Counter()
     chains = {key: chain_of(entries, key) for key in tokens if key not in continued}
     for chain in chains.values():
@@ -51,7 +54,7 @@ def stored_prefixes(store: SnapshotStore) -> list[StoredPrefix]:
     for entry in entries.values():
         if entry.attached and entry.parent:
             attached_bytes[entry.parent] += entry.disk_bytes
-    found = [_prefix(chain, num_sharing, attached_bytes, pinned) for chain in chains.values()]
+    found = [_prefix(chain, num_sharing, attached_bytes, pinned, readable) for chain in chains.values()]
     return sorted(found, key=lambda prefix: (-prefix.used_ns, prefix.key))
 
 
@@ -105,6 +108,7 @@ def _prefix(
     num_sharing: Counter[BlockKey],
     attached_bytes: Counter[BlockKey],
     pinned: set[BlockKey],
+    readable: set[BlockKey],
 ) -> StoredPrefix:
     last = chain[-1]
     disk_bytes = [entry.disk_bytes + attached_bytes[entry.key] for entry in chain]
@@ -122,4 +126,5 @@ def _prefix(
         exact=all(entry.exact for entry in chain),
         pinned=last.key in pinned,
         whole=chain[0].parent is None,
+        readable=all(entry.key in readable for entry in chain),
     )

@@ -46,8 +46,9 @@ class Store(Protocol):
 
 
 class Sharing:
-    def __init__(self, store: Store, tier: Tier) -> None:
-        self._store, self._tier = store, tier
+    def __init__(self, store: Store, tier: Tier, shares_plain: bool = True) -> None:
+        """shares_plain: whether blocks that are not encrypted go to the tier."""
+        self._store, self._tier, self._shares_plain = store, tier, shares_plain
         self._changed = threading.Condition()
         self._pending: dict[BlockKey, None] = {}
         """Written here and not yet pushed, oldest first."""
@@ -245,7 +246,7 @@ class Sharing:
         nothing.
         """
         info = self._store.info(key)
-        if info is None:
+        if info is None or not (info.is_sealed or self._shares_plain):
             return
         block = info.parent if info.parent and not info.num_tokens else key
         there = self._tier.holds(block).get(key)

@@ -7,6 +7,7 @@ its bad blocks are `folder.py`'s. It knows no model and not what the bytes mean.
 from __future__ import annotations
 
 import os
+import secrets
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,12 +23,13 @@ import numpy.typing as npt
 from cache_store import block
 from cache_store.block import Section
 from cache_store.checkpoints import Checkpoints
-from cache_store.errors import BadBlock, UnknownVersion
-from cache_store.files import read_at
+from cache_store.errors import BadBlock, KeyringError, NoKey, UnknownVersion
+from cache_store.files import Contents, read_at
 from cache_store.folder import Folder
 from cache_store.header import BlockInfo, Header
 from cache_store.index import Entry
 from cache_store.key import BlockKey, TokenIds, as_token_ids
+from cache_store.keyring import Keyring
 from cache_store.quarantine import tenant_of
 from cache_store.sharing import Sharing
 from cache_store.tier import Tier
@@ -56,6 +58,8 @@ class SnapshotStore:
     touch_every_s: a block's use is noted on disk at most this often.
     tier: a place that several stores share: what is stored here goes there, and what is missing here is
         looked for there.
+    keyring: the tenants' keys: what is stored is encrypted with them, and readable as long as they are there.
+        What was stored without one stays readable.
     """
 
     def __init__(
@@ -67,17 +71,18 @@ class SnapshotStore:
         quarantine_bytes: int = 64 << 20,
         touch_every_s: float = 60.0,
         tier: Tier | None = None,
+        keyring: Keyring | None = None,
     ) -> None:
         if budget_bytes < 0 or min_free_bytes < 0:
             raise ValueError(
                 f"budget {budget_bytes} and free-disk floor {min_free_bytes} must not be negative"
             )
-        self._folder = Folder(folder, budget_bytes, min_free_bytes, quarantine_bytes, touch_every_s)
+        self._folder = Folder(folder, budget_bytes, min_free_bytes, quarantine_bytes, touch_every_s, keyring)
         self._checkpoints = Checkpoints(self._folder)
         if not self.read_only:
             with suppress(OSError):  # the next start tries again
                 self._checkpoints.remove_expired()
-        self._sharing = Sharing(self, tier) if tier else None
+        self._sharing = Sharing(self, tier, shares_plain=keyring is None) if tier else None
 
     @property
     def folder(self) -> Path:
@@ -100,11 +105,37 @@ class SnapshotStore:
             self._folder.refresh()
             return self._folder.index.total_bytes
 
+    def salt(self, tenant: str, salt: bytes) -> bytes:
+        """What the chains of keys of a tenant begin with here: `salt`, or with a keyring a secret made of it.
+
+        Without the tenant's key, which is made where there is none, the name of no document can be tried.
+        Where the key cannot be had it is a salt that nothing else has: nothing is found, and nothing stored.
+        """
+        if self._folder.keyring is None:
+            return salt
+        try:
+            return self._folder.keyring.make(tenant).names(salt)
+        except KeyringError as error:
+            self._folder.report(None, f"nothing is restored or stored: {error}")
+            return secrets.token_bytes(32)
+
     def entries(self) -> list[Entry]:
         """The stored blocks, in no order. Raises OSError where the folder cannot be listed."""
         with self._folder.mutex:
             self._folder.refresh()
             return list(self._folder.index.entries.values())
+
+    def readable(self, entries: Iterable[Entry]) -> set[BlockKey]:
+        """Those of the blocks that are plain, or whose key is here."""
+        keyring, ids = self._folder.keyring, dict[str, bytes]()
+        found = set()
+        for entry in entries:
+            if entry.key_id and entry.tenant not in ids:
+                key = keyring.get(entry.tenant) if keyring else None
+                ids[entry.tenant] = key.id if key else b""
+            if not entry.key_id or entry.key_id == ids[entry.tenant]:
+                found.add(entry.key)
+        return found
 
     def usage(self) -> dict[str, Usage]:
         """What the blocks of each model take and save, by the model that their metadata names."""
@@ -210,13 +241,17 @@ class SnapshotStore:
         continued one. Of the metadata the store itself reads `model`, `tenant` (texts) and `prefill_s`
         (what computing this block took: a block is worth its seconds per byte).
         False where budget or free-disk floor cannot be held, the parent is not stored, the folder is
-        read-only, a newer format version holds the place, or the disk fails
+        read-only, a newer format version holds the place, its tenant has no key, or the disk fails
         (logged once per kind of failure).
         Raises ValueError for sections or metadata that do not fit the format; no OSError.
         """
         ids = as_token_ids(tokens)
-        buffers = block.layout(key, parent, ids, sections, exact, meta)
-        stored = self._write(key, parent, ids, buffers, exact)
+        try:
+            contents = self._folder.contents(key, parent, ids, sections, exact, meta)
+        except NoKey as error:
+            self._folder.report(None, f"snapshot not stored: {error}")
+            return False
+        stored = self._write(key, parent, ids, contents, exact)
         if stored and self._sharing:
             self._sharing.push(key)
         return stored
@@ -224,25 +259,29 @@ class SnapshotStore:
     def read_file(self, key: BlockKey) -> bytes:
         """The whole file of a block, every byte checked. Raises BadBlock as `read` does."""
         with self._folder.reading(key) as (fd, header):
-            buffer = bytearray(header.prelude.payload_offset + header.prelude.payload_bytes)
+            buffer = bytearray(header.file_bytes)
             raw = bytes(memoryview(buffer)[: read_at(fd, [memoryview(buffer)], 0)])
-            block.check(raw, header.path)
+            block.check(raw, header.path, self._folder.keyring)
             return raw
 
     def write_file(self, key: BlockKey, raw: bytes, source: Path) -> bool:
         """Store the file of a block that lay elsewhere, byte for byte; True if it is stored now.
 
         source: what errors call it. False as for `write`; raises BadBlock where it is no whole block of
-        this key. It is not pushed to the shared tier: what is found here at a start is.
+        this key, where its tenant's key is not here, and with a keyring where it is not encrypted. It is not
+        pushed to the shared tier: what is found here at a start is.
         """
-        header = block.check(raw, source)
+        header = block.check(raw, source, self._folder.keyring)
         prelude = header.prelude
+        if self._folder.keyring and header.seal is None:
+            raise BadBlock(source, "block file", "an encrypted one", "a plain one")
         if prelude.key != key:
             raise BadBlock(source, "key", key, prelude.key)
-        return self._write(key, prelude.parent, header.token_ids, [memoryview(raw)], prelude.exact)
+        contents = Contents(len(raw), [[memoryview(raw)]])
+        return self._write(key, prelude.parent, header.token_ids, contents, prelude.exact)
 
     def _write(
-        self, key: BlockKey, parent: BlockKey | None, ids: TokenIds, buffers: list[memoryview], exact: bool
+        self, key: BlockKey, parent: BlockKey | None, ids: TokenIds, contents: Contents, exact: bool
     ) -> bool:
         if self.read_only:
             return False
@@ -256,7 +295,7 @@ class SnapshotStore:
             stored = self._stored(key, ids, exact)
             if stored is None:
                 keep = {key, parent} if parent else {key}
-                stored = self._folder.place(self._folder.index.path(key), buffers, keep, answer)
+                stored = self._folder.place(self._folder.index.path(key), contents, keep, answer)
             return stored
         except OSError as error:
             self._folder.report(error.errno, f"snapshot {key} was not stored: {error}")
@@ -316,11 +355,14 @@ class SnapshotStore:
     def remove_tenant(self, tenant: str) -> int:
         """Delete every block, pin and checkpoint of a tenant, and its bad blocks; how many blocks went.
 
-        A quarantined file or a checkpoint that does not say whose it is goes too. A write that another
-        process has begun may still come after. From the shared tier they go first: TierDown where that
+        Its key goes first: whatever else happens, what it encrypted is unreadable from then on. A
+        quarantined file or a checkpoint that does not say whose it is goes too. A write that another process
+        has begun may still come after. From the shared tier they go before they go here: TierDown where that
         cannot be reached. Raises OSError where a file cannot be removed.
         """
-        index = self._folder.index
+        index, keyring = self._folder.index, self._folder.keyring
+        if keyring:
+            keyring.remove(tenant)
         if self._sharing:
             self._sharing.remove_tenant(tenant)
         with self._folder.locked():

@@ -1,13 +1,13 @@
 """Thousands of seeded faults, each on a folder of its own, each followed by the same questions.
 
-    PYTHONPATH=. python tests/cache_store/fault_sweep.py [--seeds 5] [--report FILE.json]
+    PYTHONPATH=. python tests/cache_store/fault_sweep.py [--seeds 5] [--encrypted] [--report FILE.json]
 
 A case is a folder full of blocks, an action, and a fault: the process dies (SIGKILL) at one file-system
 call of the action, or that call fails; a file was damaged before; the clock jumped; a second process does
 the same at the same time. Afterwards: no call raised what it doesn't promise, no wrong byte was read, the
 budget holds, nothing is lost but what the fault itself hit or eviction may take, nothing that is pinned,
 no temporary file stays, and the next save and restore are right. `--seeds N` goes N times through all
-actions and all their calls; `--sample P` tries a share P of the calls.
+actions and all their calls; `--sample P` tries a share P of the calls; `--encrypted` gives tenants keys.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 from faults import DAMAGES, Fault, clock_moved, damage, injected
 from stored_blocks import disk_usage, files_in, get, make_chain, path_of, put, sections_of, which
 
-from cache_store import BadBlock, BlockKey, SnapshotStore, attach, attached
+from cache_store import BadBlock, BlockKey, Keyring, SnapshotStore, attach, attached
 
 ROOM = 8192
 BASE, FORK, OTHER, NEW = make_chain(4), make_chain(4, 1), make_chain(2, 2), make_chain(2, 3)
@@ -49,9 +50,27 @@ class Wrong(Exception):
     """A promise that was not kept."""
 
 
-def prepare(folder: Path) -> int:
+def keys_of(folder: Path) -> Path:
+    return folder.with_name(folder.name + ".keys")
+
+
+@cache
+def keyring_of(folder: Path) -> Keyring | None:
+    """Of the keys that lie beside a folder; asked for before a fault, it is no call of an action."""
+    return Keyring(keys_of(folder)) if keys_of(folder).is_dir() else None
+
+
+def open_store(folder: Path, budget: int) -> SnapshotStore:
+    return SnapshotStore(folder, budget, 0, keyring=keyring_of(folder))
+
+
+def prepare(folder: Path, encrypted: bool = False) -> int:
     """Fill a folder; returns a budget that it leaves a little of."""
-    store = SnapshotStore(folder, 1 << 20, 0)
+    if encrypted:
+        keys_of(folder).mkdir()
+        for tenant in ("", "anna", "ben"):
+            Keyring(keys_of(folder)).make(tenant)
+    store = open_store(folder, 1 << 20)
     for index in range(4):
         put(store, BASE, index, exact=index < 3, tenant="anna")
     for index in (2, 3):
@@ -138,14 +157,14 @@ ACTIONS = {
     "evict": Action(evict, frozenset(STORED - PINNED)),
     "restore": Action(restore),
     "restore a bad block": Action(restore, frozenset({BASE.keys[1]}), damaged=BASE.keys[1]),
-    "rebuild": Action(lambda store, folder, budget: void(SnapshotStore(folder, budget, 0))),
+    "rebuild": Action(lambda store, folder, budget: void(open_store(folder, budget))),
     "rebuild with a bad block": Action(
-        lambda store, folder, budget: void(SnapshotStore(folder, budget, 0)),
+        lambda store, folder, budget: void(open_store(folder, budget)),
         frozenset({FORK.keys[3]}),
         damaged=FORK.keys[3],
     ),
     "shrink": Action(
-        lambda store, folder, budget: void(SnapshotStore(folder, budget - 4 * ROOM, 0)),
+        lambda store, folder, budget: void(open_store(folder, budget - 4 * ROOM)),
         frozenset(STORED - PINNED),
     ),
     "remove": Action(
@@ -158,6 +177,7 @@ ACTIONS = {
     "checkpoint": Action(advance),
     "resume": Action(resume),
     "remove a checkpoint": Action(lambda store, folder, budget: void(store.checkpoints.remove(CHECKPOINT))),
+    "make a key": Action(lambda store, folder, budget: void(store.salt("carl", b""))),
     "expire": Action(lambda store, folder, budget: void(store.checkpoints.remove_expired(0)), raises=True),
 }
 
@@ -167,10 +187,10 @@ def void(_: object) -> None:
 
 
 class Sweep:
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, encrypted: bool = False) -> None:
         self.folder = folder
         self.template = folder / "template"
-        self.budget = prepare(self.template)
+        self.budget = prepare(self.template, encrypted)
         self.cases: Counter[str] = Counter()
         self.failures: list[str] = []
         self._num = 0
@@ -196,6 +216,9 @@ class Sweep:
         self._num += 1
         folder = self.folder / str(self._num)
         shutil.copytree(self.template, folder)
+        if keys_of(self.template).is_dir():
+            shutil.copytree(keys_of(self.template), keys_of(folder))
+        keyring_of(folder)
         if action and action.damaged:
             # Damage that shows in the header, or only when the block is read.
             damage(path_of(folder, action.damaged), "cut", np.random.default_rng(self._num))
@@ -203,14 +226,14 @@ class Sweep:
 
     def _num_steps(self, name: str) -> int:
         folder = self._fresh(ACTIONS[name])
-        store = SnapshotStore(folder, self.budget, 0) if not name.startswith(("rebuild", "shrink")) else None
+        store = open_store(folder, self.budget) if not name.startswith(("rebuild", "shrink")) else None
         with injected(Fault("kill")) as made:
             ACTIONS[name].act(store, folder, self.budget)  # type: ignore[arg-type]
         shutil.rmtree(folder)
         return len(made)
 
     def _act(self, name: str, action: Action, folder: Path, fault: Fault) -> None:
-        store = SnapshotStore(folder, self.budget, 0) if not name.startswith(("rebuild", "shrink")) else None
+        store = open_store(folder, self.budget) if not name.startswith(("rebuild", "shrink")) else None
         with injected(fault):
             action.act(store, folder, self.budget)  # type: ignore[arg-type]
 
@@ -247,7 +270,7 @@ class Sweep:
 
     def damaged(self, kind: str, key: BlockKey, rng: np.random.Generator) -> None:
         folder, case = self._fresh(), f"{kind} {key}"
-        store = SnapshotStore(folder, self.budget, 0)
+        store = open_store(folder, self.budget)
         damage(path_of(folder, key), kind, rng)
         try:
             restore(store, folder, self.budget)
@@ -265,7 +288,7 @@ class Sweep:
         case = f"clock {seconds:+.0f} s"
         try:
             with clock_moved(seconds):
-                store = SnapshotStore(folder, self.budget, 0)
+                store = open_store(folder, self.budget)
                 restore(store, folder, self.budget)
                 put(store, NEW, 0)
                 evict(store, folder, self.budget)
@@ -285,7 +308,7 @@ class Sweep:
                 logging.disable()
                 code = 1
                 with suppress(BaseException), injected(Fault("kill", step)) if step < 100 else nullcontext():
-                    store = SnapshotStore(folder, self.budget, 0)
+                    store = open_store(folder, self.budget)
                     for name in chosen:
                         ACTIONS[name].act(store, folder, self.budget)
                     code = 0
@@ -305,11 +328,12 @@ class Sweep:
         except Exception as error:
             self.failures.append(f"{case}: {error!r}\n{traceback.format_exc()}")
         shutil.rmtree(folder)
+        shutil.rmtree(keys_of(folder), ignore_errors=True)
 
     def _check(self, folder: Path, lost: frozenset[BlockKey], may_lose: int) -> None:
         if disk_usage(folder) > self.budget:
             raise Wrong(f"{disk_usage(folder)} bytes on disk, budget {self.budget}")
-        store = SnapshotStore(folder, self.budget, 0)
+        store = open_store(folder, self.budget)
         if store.read_only:
             raise Wrong("the folder is read-only afterwards")
         if left := [path.name for path in files_in(folder) if path.suffix == ".tmp"]:
@@ -334,6 +358,8 @@ class Sweep:
                 raise Wrong("the next save of a known chain is not right")
         if disk_usage(folder) > self.budget:
             raise Wrong("over budget after the next save")
+        if store.salt("carl", b"") != store.salt("carl", b""):
+            raise Wrong("a tenant has no key that stays")
 
 
 def main() -> None:
@@ -342,6 +368,7 @@ def main() -> None:
     )
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--sample", type=float, default=1.0)
+    parser.add_argument("--encrypted", action="store_true")
     parser.add_argument("--report", type=Path)
     options = parser.parse_args()
     logging.disable()
@@ -349,10 +376,10 @@ def main() -> None:
     memory = Path("/dev/shm")
     began = time.perf_counter()
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
-        sweep = Sweep(Path(folder))
+        sweep = Sweep(Path(folder), options.encrypted)
         for seed in range(options.seeds):
             sweep.run(seed, options.sample)
-    arguments = f"--seeds {options.seeds} --sample {options.sample}"
+    arguments = f"--seeds {options.seeds} --sample {options.sample}" + " --encrypted" * options.encrypted
     report = {
         "bench": "snapshot fault sweep",
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()} {platform.release()}",

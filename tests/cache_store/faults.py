@@ -113,7 +113,7 @@ def foreign(raw: bytes, rng: np.random.Generator) -> bytes:
 
 def of_a_later_version(raw: bytes, rng: np.random.Generator) -> bytes:
     changed = bytearray(raw)
-    changed[8:12] = int(rng.integers(2, 1 << 31)).to_bytes(4, "little")
+    changed[8:12] = int(rng.integers(3, 1 << 31)).to_bytes(4, "little")
     return reseal(changed) if rng.integers(2) else bytes(changed)
 
 

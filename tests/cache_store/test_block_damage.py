@@ -227,7 +227,7 @@ def test_a_later_format_version_is_a_miss_and_stays(
     store: SnapshotStore, tmp_path: Path, whole: bytes
 ) -> None:
     raw = bytearray(whole)
-    raw[8:12] = (2).to_bytes(4, "little")
+    raw[8:12] = (3).to_bytes(4, "little")
     for later in (bytes(raw), reseal(raw), bytes(raw[:40])):
         assert is_refused(store, tmp_path, later)
         assert not put(store, CHAIN, 0)

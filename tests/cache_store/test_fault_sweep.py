@@ -19,9 +19,10 @@ from cache_store import SnapshotStore
 HERE = Path(__file__).parent
 
 
-def test_after_any_fault_nothing_is_wrong_lost_or_over_budget() -> None:
+@pytest.mark.parametrize("options", [["--sample", "0.3"], ["--sample", "0.2", "--encrypted"]])
+def test_after_any_fault_nothing_is_wrong_lost_or_over_budget(options: list[str]) -> None:
     environment = {**os.environ, "PYTHONPATH": str(HERE.parents[1]), "OPENBLAS_NUM_THREADS": "1"}
-    command = [sys.executable, str(HERE / "fault_sweep.py"), "--seeds", "1", "--sample", "0.3"]
+    command = [sys.executable, str(HERE / "fault_sweep.py"), "--seeds", "1", *options]
     # A process of its own: it forks, which a process with threads must not.
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
