@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api import migrate, problems
 from api.access_log import AccessLog
+from api.audit import Audit
 from api.db import Database
 from api.documents.store import DocumentStore
 from api.documents.tokens import ModelFolders
@@ -30,6 +31,7 @@ from api.prefixes import Prefixes
 from api.queue import JobQueue, connect
 from api.reconciler import Reconciler
 from api.recorder import Recorder
+from api.routes import audit as audit_routes
 from api.routes import documents, events, health, jobs, metrics, models, prefixes, quote
 from api.routes import webhooks as webhook_routes
 from api.services import Services
@@ -60,6 +62,7 @@ def create_app(settings: Settings) -> FastAPI:
         )
         webhooks = Webhooks(database, settings.callback_networks)
         queue = JobQueue(commands, job_store)
+        audit = Audit(database, settings.audit_days)
         app.state.services = Services(
             settings=settings,
             database=database,
@@ -67,6 +70,7 @@ def create_app(settings: Settings) -> FastAPI:
             rates=RequestRates(),
             documents=DocumentStore(database),
             jobs=job_store,
+            audit=audit,
             queue=queue,
             webhooks=webhooks,
             prefixes=Prefixes(database, commands),
@@ -83,6 +87,7 @@ def create_app(settings: Settings) -> FastAPI:
                 tasks.start_soon(Recorder(stream, job_store, queue).run, name="recorder")
                 tasks.start_soon(reconciler.run, settings.reconcile_s, name="reconciler")
                 tasks.start_soon(webhooks.run, settings.reconcile_s, name="webhooks")
+                tasks.start_soon(audit.run, name="audit")
                 try:
                     yield
                 finally:
@@ -104,7 +109,9 @@ def create_app(settings: Settings) -> FastAPI:
     app.add_middleware(AccessLog)
     app.add_middleware(RequestIds)  # around the others: what they refuse or log has an id too
     problems.install(app)
-    for route in (documents, jobs, quote, events, webhook_routes, prefixes, models, health, metrics):
+    for route in (
+        documents, jobs, quote, events, webhook_routes, prefixes, models, audit_routes, health, metrics,
+    ):  # fmt: skip
         app.include_router(route.router)
     return app
 

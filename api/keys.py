@@ -22,6 +22,7 @@ from typing import Literal
 
 from sqlalchemy import select
 
+from api import audit
 from api.db import Database
 from api.limits import NO_LIMITS, Limits
 from api.models import ApiKey, Tenant, new_id
@@ -74,6 +75,7 @@ class KeyStore:
                 owner = Tenant(id=new_id("ten"), name=tenant, secret=new_secret(), created_at=now)
                 session.add(owner)
                 session.flush()
+                audit.note(session, "created", "tenant", owner.id, owner.id, None)
             row = ApiKey(
                 id=new_id("key"),
                 tenant_id=owner.id,
@@ -86,6 +88,7 @@ class KeyStore:
                 max_document_bytes=limits.max_document_bytes,
             )
             session.add(row)
+            audit.note(session, "created", "key", row.id, owner.id, None)
         return row, plain
 
     def rows(self) -> Sequence[tuple[ApiKey, str]]:
@@ -100,7 +103,9 @@ class KeyStore:
             row = session.get(ApiKey, key_id)
             if row is None:
                 raise LookupError(key_id)
-            row.revoked_at = row.revoked_at or time.time()
+            if row.revoked_at is None:
+                row.revoked_at = time.time()
+                audit.note(session, "revoked", "key", row.id, row.tenant_id, None)
         return row
 
     def any_valid(self) -> bool:

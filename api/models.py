@@ -180,6 +180,21 @@ class JobDocument(Base):
     document_id: Mapped[str] = mapped_column(ForeignKey("documents.id", ondelete="CASCADE"), index=True)
 
 
+class HeldDocument(Base):
+    """A worker's snapshot store that has the KV of what a prompt begins with."""
+
+    __tablename__ = "held_documents"
+
+    store: Mapped[str] = mapped_column(primary_key=True)
+    lead: Mapped[str] = mapped_column(primary_key=True, index=True)
+    """Of these documents in this order, for one tenant and model (`jobs.dispatch`)."""
+    document_id: Mapped[str] = mapped_column(ForeignKey("documents.id", ondelete="CASCADE"), index=True)
+    """The last of them."""
+    model: Mapped[str]
+    at: Mapped[float]
+    """When an attempt at them last started there."""
+
+
 class JobEvent(Base):
     __tablename__ = "job_events"
     # Scoped to the job: a flushed Redis with a clock set back may give an id a second time.
@@ -212,3 +227,20 @@ class WebhookDelivery(Base):
     next_at: Mapped[float | None] = mapped_column(index=True)
     """When the next attempt is due; None when it was taken or given up."""
     delivered_at: Mapped[float | None]
+
+
+class AuditEntry(Base):
+    """Something made or deleted. No foreign keys: what it speaks of may be gone."""
+
+    __tablename__ = "audit_entries"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    at: Mapped[float] = mapped_column(index=True)
+    action: Mapped[str]
+    what: Mapped[str]
+    item_id: Mapped[str]
+    tenant_id: Mapped[str]
+    """Whose it was."""
+    key_id: Mapped[str | None]
+    """By which key; None for this machine, by a request without one or by a command."""
+    request_id: Mapped[str | None]

@@ -9,6 +9,7 @@ import anyio
 from fastapi import Depends, Request
 from redis.exceptions import RedisError
 
+from api.audit import Audit
 from api.db import Database
 from api.documents.store import DocumentStore
 from api.documents.tokens import ModelFolder, ModelFolders
@@ -32,6 +33,7 @@ class Services:
     rates: RequestRates
     documents: DocumentStore
     jobs: JobStore
+    audit: Audit
     queue: JobQueue
     webhooks: Webhooks
     prefixes: Prefixes

@@ -14,7 +14,7 @@ from sqlalchemy import Select, exists, func, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from api import moves, worker_events
+from api import audit, moves, worker_events
 from api.db import Database
 from api.limits import OverLimit
 from api.models import Document, IdempotencyKey, Job, JobDocument, JobEvent, JobResult, Tenant, new_id
@@ -222,13 +222,17 @@ class JobStore:
         self._notify(job_id)
         return job
 
-    def delete(self, tenant: str, job_id: str) -> None:
-        """Raises LookupError (no such job) and moves.Busy (not finished)."""
+    def delete(self, tenant: str, job_id: str, key_id: str | None = None) -> None:
+        """Delete a job, with the key by which that is asked.
+
+        Raises LookupError (no such job) and moves.Busy (not finished).
+        """
         with self._database.write() as session:
             job = _required(session, tenant, job_id)
             if State(job.state) not in TERMINAL:
                 raise moves.Busy(job.state)
             session.delete(job)
+            audit.note(session, "deleted", "job", job_id, tenant, key_id)
         self._notify(job_id)
 
     def expire_due(self, now: float) -> Sequence[Job]:

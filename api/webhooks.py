@@ -26,6 +26,7 @@ from sqlalchemy import select
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
+from api import audit
 from api.addresses import Network, may_call
 from api.db import Database
 from api.models import Job, Tenant, WebhookDelivery, new_id
@@ -139,13 +140,17 @@ class Webhooks:
         with self._database.read() as session:
             return signing_secret(session.get_one(Tenant, tenant_id), time.time())
 
-    def rotate_secret(self, tenant_id: str, overlap_s: float) -> SigningSecret:
-        """Exchange the tenant's secret; the present one goes on signing beside it, one before that ends."""
+    def rotate_secret(self, tenant_id: str, overlap_s: float, key_id: str | None = None) -> SigningSecret:
+        """Exchange the tenant's secret; the present one goes on signing beside it, one before that ends.
+
+        `key_id` is the key by which that is asked.
+        """
         now = time.time()
         with self._database.write() as session:
             tenant = session.get_one(Tenant, tenant_id, with_for_update=True)
             tenant.num_rotations += 1
             tenant.old_key_until = now + overlap_s if overlap_s > 0 else None
+            audit.note(session, "rotated", "webhook_secret", tenant_id, tenant_id, key_id)
         return signing_secret(tenant, now)
 
     def _due(self, now: float) -> list[tuple[WebhookDelivery, Tenant]]:

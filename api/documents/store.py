@@ -10,6 +10,7 @@ from typing import Any, cast
 from sqlalchemy import Select, func, select
 from sqlalchemy.dialects.sqlite import insert
 
+from api import audit
 from api.db import Database
 from api.documents.pages import Page
 from api.documents.text import Extracted
@@ -91,8 +92,11 @@ class DocumentStore:
             session.add(DocumentText(document_id=document.id, text=found.text, pages=found.pages))
         return document, True
 
-    def delete(self, tenant: str, document_id: str) -> None:
-        """Raises LookupError (no such document) and InUse."""
+    def delete(self, tenant: str, document_id: str, key_id: str | None = None) -> None:
+        """Delete a document, with the key by which that is asked.
+
+        Raises LookupError (no such document) and InUse.
+        """
         with self._database.write() as session:
             document = session.scalar(_owned(tenant, document_id))
             if document is None:
@@ -105,6 +109,7 @@ class DocumentStore:
             if (user := session.scalar(users.limit(1))) is not None:
                 raise InUse(user)
             session.delete(document)
+            audit.note(session, "deleted", "document", document_id, tenant, key_id)
 
     def tenant_at_work(self, document_id: str) -> str | None:
         """Whose the document is, where a job that has not ended reads it; else None."""

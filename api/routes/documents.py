@@ -10,7 +10,6 @@ import anyio.to_thread
 from fastapi import APIRouter, Header, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 
-from api import audit
 from api.documents.pdf import Limits
 from api.documents.store import InUse
 from api.documents.text import Extracted, extract, from_text, normalise
@@ -110,7 +109,7 @@ def get_pages(document_id: str, services: ServicesDep, caller: CallerDep) -> lis
 @router.delete("/{document_id}", status_code=204)
 def delete_document(document_id: str, services: ServicesDep, caller: CallerDep) -> Response:
     try:
-        services.documents.delete(caller.tenant, document_id)
+        services.documents.delete(caller.tenant, document_id, caller.key_id)
     except LookupError:
         raise not_found(document_id) from None
     except InUse as error:
@@ -120,7 +119,6 @@ def delete_document(document_id: str, services: ServicesDep, caller: CallerDep) 
             f"{error} reads {document_id} and is not finished; wait for it or cancel it",
             params={"job": str(error)},
         ) from None
-    audit.deleted("document", document_id, caller)
     return Response(status_code=204)
 
 

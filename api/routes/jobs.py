@@ -10,7 +10,6 @@ import anyio.to_thread
 from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.responses import JSONResponse
 
-from api import audit
 from api.gate import CallerDep
 from api.keys import Caller
 from api.limits import OverLimit, too_many_jobs
@@ -186,14 +185,13 @@ def retry_job(job_id: str, services: ServicesDep, caller: CallerDep) -> JSONResp
 def delete_job(job_id: str, services: ServicesDep, caller: CallerDep) -> Response:
     """Delete a finished job with its result and events."""
     try:
-        services.jobs.delete(caller.tenant, job_id)
+        services.jobs.delete(caller.tenant, job_id, caller.key_id)
     except LookupError:
         raise not_found(job_id) from None
     except Busy as error:
         raise ApiError(
             409, "job_unfinished", f"{job_id} is {error}; cancel it first", params={"state": str(error)}
         ) from None
-    audit.deleted("job", job_id, caller)
     return Response(status_code=204)
 
 

@@ -9,7 +9,6 @@ from typing import Any
 from fastapi import APIRouter
 from redis.exceptions import RedisError
 
-from api import audit
 from api.gate import CallerDep
 from api.prefixes import Prefix
 from api.problems import ApiError, shown
@@ -52,7 +51,7 @@ def delete_prefix(prefix_id: str, services: ServicesDep, caller: CallerDep) -> d
         if prefix.held.pinned:
             raise ApiError(409, "prefix_pinned", f"{prefix_id} is pinned; unpin it first")
         services.prefixes.command(prefix, "remove")
-    audit.deleted("prefix", prefix_id, caller)
+    services.audit.note("deleted", "prefix", prefix_id, caller.tenant, caller.key_id)
     return _view(prefix)
 
 

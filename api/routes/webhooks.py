@@ -47,7 +47,7 @@ def rotate_secret(
 ) -> dict[str, Any]:
     """Exchange the signing secret for another one. Until `old_until` messages carry both signatures."""
     require(caller, "read")
-    made = services.webhooks.rotate_secret(caller.tenant, (rotation or Rotation()).overlap_s)
+    made = services.webhooks.rotate_secret(caller.tenant, (rotation or Rotation()).overlap_s, caller.key_id)
     return _secret_view(made)
 
 

@@ -20,7 +20,7 @@ from jobs import EventType
 from worker.documents import DocumentSource
 
 OPEN = {"/health/live", "/health/ready"}
-FOR_ADMINS = {"/metrics", "/v1/workers"}
+FOR_ADMINS = {"/metrics", "/v1/workers", "/v1/audit"}
 FOR_SUBMITTERS = {"/v1/webhooks/secret", "/v1/webhooks/secret/rotate"}
 FOR_WORKERS = {("POST", "/v1/workers")}
 PREFIX = "1" * 32

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 import pytest
 from api_rig import CONTEXT, Api, FakeWorker, card
 
@@ -69,20 +67,3 @@ def test_a_text_and_a_result_are_not_sent_twice(api: Api) -> None:
     assert (text.status_code, again.status_code, again.content) == (200, 304, b"")
     other = api.http.get(f"/v1/documents/{document}/text", headers={"If-None-Match": '"x"'})
     assert other.text == "One two."
-
-
-def test_a_delete_leaves_a_line_that_says_who(api: Api, caplog: pytest.LogCaptureFixture) -> None:
-    document = api.upload("Delete me.")
-    with caplog.at_level(logging.INFO, "api.audit"):
-        assert api.http.delete(f"/v1/documents/{document}").status_code == 204
-        assert api.http.delete(f"/v1/documents/{document}").status_code == 404
-        job = api.submit()["id"]
-        api.http.post(f"/v1/jobs/{job}/cancel")
-        key_row, key = api.services.keys.create("default", ["submit"], "")
-        shown = {"Authorization": f"Bearer {key}"}
-        assert api.http.delete(f"/v1/jobs/{job}", headers=shown).status_code == 204
-    lines = [record.getMessage() for record in caplog.records if record.name == "api.audit"]
-    assert lines == [
-        f"document {document} of the tenant default was deleted by this machine, without a key",
-        f"job {job} of the tenant default was deleted by {key_row.id}",
-    ]
