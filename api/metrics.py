@@ -66,6 +66,20 @@ class ServiceCollector:
         for state in ("loading", "idle", "busy", "draining"):
             workers.add_metric([state], num_workers[state])
         yield workers
+        length = GaugeMetricFamily(
+            "longleaf_queue_length",
+            "Attempts that wait, by model and by the worker whose own queue it is; empty for the shared one.",
+            labels=["queue", "worker"],
+        )
+        age = GaugeMetricFamily(
+            "longleaf_queue_first_age_seconds",
+            "How long the first of these has been in a queue.",
+            labels=["queue", "worker"],
+        )
+        for place, ids in self._queue.lists().items():
+            length.add_metric(place, len(ids))
+            age.add_metric(place, self._queue.waited_s(ids[0]) if ids else 0.0)
+        yield from (length, age)
         yield GaugeMetricFamily(
             "longleaf_events_backlog",
             "Events of workers that are not in the database yet.",

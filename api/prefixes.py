@@ -43,7 +43,7 @@ class Prefixes:
         """The tenant's prefixes, the last used first. Raises RedisError."""
         owner = self.owner(tenant)
         found: dict[str, list[tuple[HeldPrefix, str]]] = {}
-        for holdings in self._holdings():
+        for holdings in self.listings().values():
             for held in holdings.prefixes:
                 if held.owner == owner:
                     found.setdefault(held.id, []).append((held, holdings.worker))
@@ -71,14 +71,16 @@ class Prefixes:
         with self._database.read() as session:
             return prefix_owner(prefix_salt(session.get_one(Tenant, tenant)))
 
-    def _holdings(self) -> list[Holdings]:
+    def listings(self) -> dict[str, Holdings]:
+        """What each worker tells of, by its name. Raises RedisError."""
         keys = sorted(self._redis.scan_iter(match=HOLDINGS_KEY + "*", count=1000))
         values = cast(list[bytes | None], self._redis.mget(keys)) if keys else []
-        found = []
+        found = {}
         for key, value in zip(keys, values, strict=True):
             try:
                 if value is not None:  # None: it expired between the two commands
-                    found.append(Holdings.model_validate_json(value))
+                    listing = Holdings.model_validate_json(value)
+                    found[listing.worker] = listing
             except ValidationError as error:
                 log.warning("%r holds no listing of prefixes: %s", key, error)
         return found

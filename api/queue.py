@@ -1,11 +1,13 @@
 """What the API says to the workers through Redis, and what it reads of them there.
 
 `follow` makes Redis agree with a job in the database and may be called any number of times. RQ is
-transport: attempts, retries and ends are decided by the database. The event stream is recorder.py's.
+transport: attempts, retries and ends are decided by the database. Which of the queues an attempt waits in is
+decided by `jobs.dispatch`. The event stream is recorder.py's.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import secrets
 from collections.abc import Iterator
@@ -17,7 +19,6 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 from redis.retry import Retry
 from rq import Queue
-from rq.exceptions import DuplicateJobError
 from rq.job import Job as RQJob
 from rq.serializers import JSONSerializer
 from sqlalchemy.exc import OperationalError
@@ -36,22 +37,12 @@ from jobs import (
     queue_name,
     run_id,
 )
+from jobs.dispatch import OWN_KEY, OWNERS_KEY, PUT, SHARED_KEY, Waiting, own_key, waiting
 
 log = logging.getLogger(__name__)
 
 CONTROL_TTL_S = 86_400
 MEETING_TTL_S = 300
-
-NUM_NEIGHBOURS = 64
-"""So many attempts in a row may have been taken since the database was asked who waits behind whom."""
-_PLACE = """
-if redis.call('LREM', KEYS[1], -1, ARGV[1]) == 0 then return 0 end
-for i = 2, #ARGV do
-  if redis.call('LINSERT', KEYS[1], 'BEFORE', ARGV[i], ARGV[1]) > 0 then return 1 end
-end
-return redis.call('RPUSH', KEYS[1], ARGV[1])
-"""
-"""Move what stands at the end before the first of its neighbours that is there; a taken one stays taken."""
 
 
 def connect(url: str) -> Redis:
@@ -65,6 +56,7 @@ class JobQueue:
     def __init__(self, redis: Redis, store: JobStore) -> None:
         self._redis = redis
         self._store = store
+        self._put = redis.register_script(PUT)
 
     def follow(self, job: Job) -> None:
         """Write what workers must obey, and put a queued attempt on its queue.
@@ -97,19 +89,45 @@ class JobQueue:
         self._redis.set(control_key(job_id), value, ex=CONTROL_TTL_S)
 
     def drop(self, rq_id: str, queue: str) -> None:
-        """Take an attempt off its queue, if it is still there."""
-        self._redis.lrem(self._queue(queue).key, 0, rq_id)
-        self._redis.delete(RQJob.redis_job_namespace_prefix + rq_id)
+        """Take an attempt off the queues of a model, if it is still in one."""
+        owners = self._owners([queue])[queue]
+        with self._redis.pipeline(transaction=True) as pipe:
+            for key in (SHARED_KEY + queue, *(f"{OWN_KEY}{queue}:{owner}" for owner in owners)):
+                pipe.lrem(key, 0, rq_id)
+            pipe.delete(RQJob.redis_job_namespace_prefix + rq_id)
+            pipe.execute()
+
+    def lists(self) -> dict[tuple[str, str], list[str]]:
+        """The RQ ids that wait in each queue, the next one first.
+
+        By the name of a model's queue and the worker whose own it is, '' for the shared one.
+        """
+        names = (queue.name for queue in Queue.all(self._redis, serializer=JSONSerializer))
+        owners = self._owners([name for name in names if name.startswith(queue_name(""))])
+        places = [(queue, worker) for queue, workers in owners.items() for worker in ("", *workers)]
+        # In one step: an attempt that goes from one to another is seen.
+        with self._redis.pipeline(transaction=True) as pipe:
+            for queue, worker in places:
+                pipe.lrange(f"{OWN_KEY}{queue}:{worker}" if worker else SHARED_KEY + queue, 0, -1)
+            lists: list[list[bytes]] = pipe.execute()
+        return {place: [name.decode() for name in ids] for place, ids in zip(places, lists, strict=True)}
 
     def listed(self) -> dict[str, str]:
-        """The RQ ids that wait in any queue of Longleaf, each with its queue's name."""
-        names = (queue.name for queue in Queue.all(self._redis, serializer=JSONSerializer))
-        return {
-            rq_id: name
-            for name in names
-            if name.startswith(queue_name(""))
-            for rq_id in self._queue(name).get_job_ids()
-        }
+        """The RQ ids that wait, each with the name of its model's queue."""
+        return {rq_id: queue for (queue, _), ids in self.lists().items() for rq_id in ids}
+
+    def waited_s(self, rq_id: str) -> float:
+        """Seconds since an attempt was put into a queue; 0 for one of which nothing is known."""
+        meta = cast(bytes | None, self._redis.hget(RQJob.redis_job_namespace_prefix + rq_id, "meta"))
+        try:
+            entry = Waiting.model_validate_json(meta or b"")
+        except ValidationError:
+            return 0.0
+        return max(0.0, self._now() - entry.since)
+
+    def num_waiting(self, model: str, worker: str) -> int:
+        """Attempts in the own queue of a worker."""
+        return self._redis.llen(own_key(model, worker))
 
     def workers(self) -> dict[str, WorkerStatus]:
         """Every worker whose presence key lives, by name."""
@@ -124,8 +142,7 @@ class JobQueue:
         oldest = cast(list[tuple[bytes, Any]], self._redis.xrange(EVENT_STREAM, count=1))
         if not oldest:
             return 0.0
-        seconds, micros = self._redis.time()
-        return max(0.0, seconds + micros / 1e6 - int(oldest[0][0].split(b"-")[0]) / 1e3)
+        return max(0.0, self._now() - int(oldest[0][0].split(b"-")[0]) / 1e3)
 
     def leave_mark(self) -> str:
         """The name of a key that is there for some minutes: a worker that sees it is at this Redis."""
@@ -147,24 +164,46 @@ class JobQueue:
                 log.warning("%r holds no worker status: %s", key, error)
 
     def _enqueue(self, job: Job) -> None:
-        request = self._store.run_request(job).model_dump(mode="json")
-        name = run_id(job.id, job.attempt)
-        try:
-            self._queue(queue_name(job.model)).enqueue_call(
-                RUN_FUNCTION,
-                kwargs={"request": request},
-                job_id=name,
-                timeout=-1,
-                result_ttl=60,
-                failure_ttl=3600,
-                description=name,
-                unique=True,
-            )
-        except DuplicateJobError:
+        request = self._store.run_request(job)
+        now, name, queue = self._now(), run_id(job.id, job.attempt), queue_name(job.model)
+        entry = waiting(request, job.rank, now)
+        rq_job = self._queue(queue).create_job(
+            RUN_FUNCTION,
+            kwargs={"request": request.model_dump(mode="json")},
+            job_id=name,
+            timeout=-1,
+            result_ttl=60,
+            failure_ttl=3600,
+            description=name,
+            meta=entry.model_dump(),
+        )
+        fields = [part for field in rq_job.to_dict().items() for part in field]
+        holders = json.dumps(self._holders(job.model, entry.leads[: entry.num_wanted]))
+        worker = self._put(args=[queue, now, name, holders, *fields])
+        if worker is None:
             log.info("%s was on the queue already", name)
-            return
-        if behind := self._store.waiting_behind(job, NUM_NEIGHBOURS):
-            self._redis.eval(_PLACE, 1, self._queue(queue_name(job.model)).key, name, *behind)
+        elif worker:
+            log.info("%s waits for %s", name, cast(bytes, worker).decode())
+
+    def _holders(self, model: str, leads: list[str]) -> list[list[str]]:
+        """For each lead the live workers of a model that have it, by the database."""
+        stores = self._store.stores(leads) if leads else {}
+        workers = [status for status in self.workers().values() if status.model == model] if stores else []
+        return [[found.name for found in workers if found.store in stores.get(lead, ())] for lead in leads]
+
+    def _owners(self, queues: list[str]) -> dict[str, list[str]]:
+        """By the name of a model's queue, the workers that have an own one."""
+        with self._redis.pipeline(transaction=False) as pipe:
+            for queue in queues:
+                pipe.smembers(OWNERS_KEY + queue)
+            owners: list[set[bytes]] = pipe.execute()
+        names = [sorted(name.decode() for name in found) for found in owners]
+        return dict(zip(queues, names, strict=True))
+
+    def _now(self) -> float:
+        """Seconds since the epoch, by the clock of Redis, which workers of other machines have too."""
+        seconds, micros = self._redis.time()
+        return seconds + micros / 1e6
 
     def _queue(self, name: str) -> Queue:
         return Queue(name, connection=self._redis, serializer=JSONSerializer)

@@ -14,22 +14,19 @@ from sqlalchemy import Select, exists, func, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from api import audit, moves, worker_events
+from api import audit, held_documents, moves, worker_events
+from api.attempt import run_request
 from api.db import Database
 from api.limits import OverLimit
-from api.models import Document, IdempotencyKey, Job, JobDocument, JobEvent, JobResult, Tenant, new_id
-from api.tenants import prefix_salt
+from api.models import Document, IdempotencyKey, Job, JobDocument, JobEvent, JobResult, new_id
 from jobs import (
     TERMINAL,
-    DocumentRef,
     Event,
     EventType,
     JobSpec,
     Problem,
     RunRequest,
     State,
-    parse_spec,
-    run_id,
 )
 
 
@@ -98,43 +95,20 @@ class JobStore:
         with self._database.read() as session:
             return session.scalars(query).all()
 
-    def waiting_behind(self, job: Job, limit: int) -> list[str]:
-        """The attempts that are handed out after this one, by their ids in the queue, the next one first."""
-        query = (
-            select(Job.id, Job.attempt)
-            .where(Job.state == State.QUEUED, Job.rank > job.rank, Job.model == job.model, Job.handed_out)
-            .order_by(Job.rank)
-            .limit(limit)
-        )
-        with self._database.read() as session:
-            return [run_id(job_id, attempt) for job_id, attempt in session.execute(query)]
-
     def run_request(self, job: Job) -> RunRequest:
         """What a worker needs for the job's current attempt."""
-        query = (
-            select(Document)
-            .join(JobDocument, JobDocument.document_id == Document.id)
-            .where(JobDocument.job_id == job.id)
-            .order_by(JobDocument.position)
-        )
         with self._database.read() as session:
-            tenant = session.get_one(Tenant, job.tenant_id)
-            documents = [
-                DocumentRef(
-                    id=row.id,
-                    name=row.name,
-                    text_sha256=row.text_sha256,
-                    num_chars=row.num_chars,
-                )
-                for row in session.scalars(query)
-            ]
-        return RunRequest(
-            job_id=job.id,
-            attempt=job.attempt,
-            spec=parse_spec(job.spec),
-            documents=documents,
-            prefix_salt=prefix_salt(tenant),
-        )
+            return run_request(session, job)
+
+    def stores(self, leads: Sequence[str]) -> dict[str, set[str]]:
+        """The snapshot stores that have each of these leads; a lead that none has is left out."""
+        with self._database.read() as session:
+            return held_documents.stores(session, leads)
+
+    def held_documents(self, store: str, model: str, limit: int) -> list[str]:
+        """The ids of documents whose KV for a model a snapshot store has, the last used first."""
+        with self._database.read() as session:
+            return held_documents.document_ids(session, store, model, limit)
 
     # Moves that the API makes
 

@@ -11,11 +11,14 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 from sqlalchemy.orm import Session
 
-from api import moves
+from api import held_documents, moves
+from api.attempt import run_request
 from api.models import Job, JobResult
 from jobs import Event, EventType, Problem, Progress, Result, State, can_move
 
 M = TypeVar("M", bound=BaseModel)
+
+MAX_STORE_NAME = 64
 
 
 class BadEvent(Exception):
@@ -40,7 +43,9 @@ def _apply(session: Session, job: Job, event: Event, entry_id: str) -> bool:
         moves.start(session, job, event, entry_id if event.type is EventType.STARTED else None)
     match event.type:
         case EventType.STARTED:
-            pass
+            store = data.get("store")
+            if isinstance(store, str) and 0 < len(store) <= MAX_STORE_NAME:
+                held_documents.note(session, run_request(session, job), store)
         case EventType.PROGRESS:
             job.progress = _valid(Progress, data).model_dump(mode="json")
             job.version += 1

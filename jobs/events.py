@@ -53,4 +53,4 @@ class Event(BaseModel):
     """Seconds since the epoch, by the worker's clock; informative only, never used to order."""
     data: dict[str, Any] = Field(default_factory=dict)
     """progress: Progress · output.delta: {output_index, text} · succeeded: Result ·
-    failed and attempt.lost: Problem · started: {} · checkpoint: {num_tokens, exact}."""
+    failed and attempt.lost: Problem · started: {store} · checkpoint: {num_tokens, exact}."""

@@ -67,8 +67,16 @@ class WorkerStatus(BaseModel):
     model: str
     card: ModelCard | None = None
     """None until the model is loaded."""
+    store: str = ""
+    """Name of its snapshot store, the same after a restart."""
     job_id: str | None = None
     attempt: int | None = None
+    lead: str | None = None
+    """Of the job in hand: what its documents are, as a digest (`jobs.dispatch`)."""
+    phase: Literal["load", "restore", "prefill", "decode"] | None = None
+    """Of the job in hand, as it was within some seconds, like `eta_s`."""
+    eta_s: float | None = None
+    """Seconds to the end of that phase; None while unknown."""
     started_at: float
     lease_s: float
 

@@ -30,6 +30,7 @@ from worker.resident import EngineUnavailable, Resident
 from worker.run import FLUSH_GRACE_S, RunContext
 from worker.settings import Settings, SettingsError, load_settings
 from worker.stop import StopRequest
+from worker.store_name import store_name
 
 log = logging.getLogger("worker")
 
@@ -39,10 +40,10 @@ CHILD_COMMAND = (sys.executable, "-m", "worker.child")
 def main(words: Sequence[str] | None = None) -> int:
     for chatty in ("httpx", "rq.worker", "rq.job"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
-    try:
     parser = argparse.ArgumentParser(prog="python -m worker", description=__doc__)
     parser.add_argument("--join", action="store_true", help="sign on at LONGLEAF_API first; fetch the model")
     given = parser.parse_args(words)
+    try:
         settings = load_settings()
         logs.configure(settings.log_format, "%(levelname)s %(name)s: %(message)s")
         return serve(join(settings) if given.join else settings, CHILD_COMMAND)
@@ -74,7 +75,8 @@ def serve(settings: Settings, child_command: Sequence[str]) -> int:
         return 0
     name = f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
     worker: RunWorker | None = None
-    presence = Presence(soon, name, settings.model, lambda: worker.renew_lease() if worker else None)
+    store = store_name(settings.data)
+    presence = Presence(soon, name, settings.model, store, lambda: worker.renew_lease() if worker else None)
     outbox = Outbox(soon, name)
     holdings = HoldingsReport(soon, name, lambda: SnapshotStore(settings.snapshots, NO_BUDGET, tier=tier))
     settings.token()  # a file that was named and is not there stops the start
@@ -93,16 +95,16 @@ def serve(settings: Settings, child_command: Sequence[str]) -> int:
             return 0
         patient = Redis.from_url(settings.redis_url, retry=Retry(PatientBackoff(stop), -1))
         context = RunContext(name, soon, outbox, presence, documents, resident, stop)
-        worker = RunWorker(context, settings.model, patient)
+        worker = RunWorker(context, settings.model, patient, settings.steal_after_s)
         log.info("%s serves %s from queue %s", name, settings.model, queue_name(settings.model))
         worker.work(logging_level="WARNING")
         if worker.fatal is not None:
             raise worker.fatal
+        if stop.trouble is not None:
+            raise CannotStart(stop.trouble)
         return 0 if stop.requested else 1
     finally:
         outbox.close(FLUSH_GRACE_S)
-        if stop.trouble is not None:
-            raise CannotStart(stop.trouble)
         holdings.close()
         presence.close()
         resident.close()

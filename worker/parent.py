@@ -1,4 +1,4 @@
-"""The worker parent's side of RQ: takes attempts off one queue, keeps RQ's heartbeats, never imports MLX.
+"""The worker parent's side of RQ: does one attempt after another, keeps RQ's heartbeats, never imports MLX.
 
 RQ is transport only. It forks nothing here: `run_job` runs in this process and the work in the
 resident child. What RQ would load by name from a job (function, callbacks, webhooks) is refused:
@@ -18,13 +18,14 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 from redis.retry import Retry
 from rq import Queue
-from rq.exceptions import StopRequested
+from rq.exceptions import NoSuchJobError, StopRequested
 from rq.executions import Execution
 from rq.job import Job
 from rq.timeouts import BaseDeathPenalty
 from rq.worker import SimpleWorker
 
 from jobs import RUN_FUNCTION, queue_name
+from worker.attempts import Attempts
 from worker.resident import EngineUnavailable
 from worker.run import RunContext, run_job
 from worker.stop import StopRequest
@@ -84,13 +85,13 @@ class PatientBackoff(AbstractBackoff):
 
 
 class RunWorker(SimpleWorker):
-    """RQ's loop over the one queue of a model. With several, a worker that dies in a pop loses the job."""
+    """RQ's loop, which knows the one queue of a model; what is next in it is for `Attempts` to say."""
 
     death_penalty_class = NoTimeout
     log_job_description = False
     max_connection_wait_time = 5.0
 
-    def __init__(self, context: RunContext, model: str, redis: Redis) -> None:
+    def __init__(self, context: RunContext, model: str, redis: Redis, steal_after_s: float) -> None:
         job_class = type("ThisWorkersJob", (RunJob,), {"run": staticmethod(partial(run_job, context))})
         super().__init__(
             [queue_name(model)],
@@ -103,13 +104,9 @@ class RunWorker(SimpleWorker):
             log_job_description=False,
         )
         self._context = context
+        self._attempts = Attempts(redis, model, context.name, steal_after_s)
         self._in_hand: tuple[Job, Execution] | None = None
         self.fatal: EngineUnavailable | None = None
-
-    @property
-    def dequeue_timeout(self) -> int:
-        """One second, so that a stop is seen between two waits and never in the middle of a pop."""
-        return 1
 
     def get_heartbeat_ttl(self, job: Job, working_time: float = 0.0) -> int:
         return HEARTBEAT_TTL_S
@@ -131,15 +128,20 @@ class RunWorker(SimpleWorker):
         while not self._stopping():
             self._await_engine()
             self._context.presence.show("idle", self._context.resident.card)
+            self.heartbeat()
+            if self.should_run_maintenance_tasks:
+                self.run_maintenance_tasks()  # type: ignore[no-untyped-call]
+            rq_id = self._attempts.take()
+            if rq_id is None:
+                continue
             try:
-                found = super().dequeue_job_and_maintain_ttl(timeout, max_idle_time=1)
-            except (RedisError, StopRequested):
+                return self.job_class.fetch(rq_id, self.connection, self.serializer), self.queues[0]
+            except NoSuchJobError:
+                log.info("%s was taken back while it was handed over", rq_id)
+            except RedisError:
                 raise
             except Exception:
-                log.exception("a queue entry could not be read and is dropped")
-                continue
-            if found is not None:
-                return found
+                log.exception("the queue entry %s could not be read and is dropped", rq_id)
         raise StopRequested
 
     def perform_job(self, job: Job, queue: Queue, execution: Execution) -> bool:

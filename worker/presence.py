@@ -11,13 +11,15 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable
-from typing import Literal
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
 
+from pydantic import ValidationError
 from redis import Redis
 from redis.exceptions import RedisError
 
-from jobs import ModelCard, RunRequest, WorkerStatus, worker_key
+from jobs import ModelCard, Progress, RunRequest, WorkerStatus, worker_key
+from jobs.dispatch import whole_lead
 
 log = logging.getLogger("worker.presence")
 
@@ -28,8 +30,14 @@ MAX_SILENCE_S = 60.0
 
 
 class Presence:
-    def __init__(self, redis: Redis, name: str, model: str, renew_also: Callable[[], None]) -> None:
-        """`renew_also` runs with each renewal, in the same thread (RQ's own heartbeats of the job)."""
+    def __init__(
+        self, redis: Redis, name: str, model: str, store: str, renew_also: Callable[[], None]
+    ) -> None:
+        """
+        Args:
+            store: the name of its snapshot store (`worker.store_name`).
+            renew_also: runs with each renewal, in the same thread (RQ's own heartbeats of the job).
+        """
         self._redis = redis
         self._renew_also = renew_also
         self._status = WorkerStatus(
@@ -38,6 +46,7 @@ class Presence:
             host=socket.gethostname(),
             state="loading",
             model=model,
+            store=store,
             started_at=time.time(),
             lease_s=LEASE_S,
         )
@@ -46,6 +55,10 @@ class Presence:
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="presence", daemon=True)
         self._thread.start()
+
+    @property
+    def store(self) -> str:
+        return self._status.store
 
     def beat(self) -> None:
         """The main loop lives."""
@@ -65,7 +78,20 @@ class Presence:
             "attempt": request.attempt if request else None,
         }
         if any(getattr(self._status, field) != value for field, value in update.items()):
-            self._status = self._status.model_copy(update=update)
+            load = {"lead": request and whole_lead(request), "phase": None, "eta_s": None}
+            self._status = self._status.model_copy(update=update | load)
+            self._wake.set()
+
+    def show_progress(self, data: Mapping[str, Any]) -> None:
+        """How far the job in hand is: told at once where a phase begins, else with the next renewal."""
+        try:
+            progress = Progress.model_validate(data)
+        except ValidationError:
+            return
+        is_news = progress.phase != self._status.phase
+        update = {"phase": progress.phase, "eta_s": progress.eta_s}
+        self._status = self._status.model_copy(update=update)
+        if is_news:
             self._wake.set()
 
     def close(self) -> None:

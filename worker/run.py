@@ -114,7 +114,7 @@ class _Attempt:
             if not is_ready or self._wanted_stop() is not None:
                 self._report_stop(self._wanted_stop())
                 return
-            self._emit(EventType.STARTED, {})
+            self._emit(EventType.STARTED, {"store": self._context.presence.store})
             self._context.resident.child.send(Run(request=self._request, documents=documents))
             self._pump()
 
@@ -228,6 +228,7 @@ class _Attempt:
 
     def _emit_progress(self, due: list[dict[str, Any]]) -> None:
         for data in due:
+            self._context.presence.show_progress(data)
             self._emit(EventType.PROGRESS, data)
 
     def _emit(self, type: EventType, data: dict[str, Any]) -> None:

@@ -28,12 +28,12 @@ class Settings(SharedSettings):
     redis_url: RedisUrl = Field(default="redis://127.0.0.1:6379/0", validation_alias="REDIS_URL")
     memory_bytes: Annotated[ByteSize, Field(gt=0)] | None = None
     """What model and requests may take of the device's memory; all of it where None."""
+    steal_after_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 20.0
+    """How long a job waits for a busy worker that holds its documents before an idle one takes it; by so much
+    may a job be passed by others, too, whose documents a worker holds."""
     verify: Literal["always", "sample", "never"] = "sample"
     """Which restored prefixes are computed one step on and compared with what was kept with them."""
 
-
-def load_settings() -> Settings:
-    """Raises SettingsError for values that are not accepted."""
     def token(self) -> str | None:
         """What the API is shown: the token, else that of the file, else that of an API on this data folder.
 
@@ -51,4 +51,7 @@ def load_settings() -> Settings:
                 f"LONGLEAF_WORKER_TOKEN_FILE={str(self.worker_token_file)!r} cannot be read: {error.strerror}"
             ) from error
 
+
+def load_settings() -> Settings:
+    """Raises SettingsError for values that are not accepted."""
     return load(Settings)

@@ -12,12 +12,16 @@ from redis.exceptions import RedisError
 from api.gate import AdminOnly, CallerDep
 from api.problems import ApiError, shown
 from api.routes.admission import context_tokens, known_models
-from api.services import ServicesDep
-from jobs import PROTOCOL, VERSION
+from api.services import Services, ServicesDep
+from jobs import PROTOCOL, VERSION, WorkerStatus
+from jobs.prefixes import Holdings
 
 log = logging.getLogger(__name__)
 
 router = APIRouter(prefix="/v1", tags=["models"])
+
+MAX_DOCUMENTS = 100
+"""Of those that a worker holds, the last used ones."""
 
 
 @router.get("/models")
@@ -41,8 +45,20 @@ def list_models(services: ServicesDep, _caller: CallerDep) -> list[dict[str, Any
 
 @router.get("/workers", dependencies=[AdminOnly])
 def list_workers(services: ServicesDep) -> list[dict[str, Any]]:
-    """The workers whose presence has not run out, and the job of each, whosever it is."""
-    return [status.model_dump(mode="json") for status in services.workers()]
+    """The workers whose presence has not run out, what each does, holds and has waiting, whosever it is."""
+    try:
+        workers, listings = services.queue.workers().values(), services.prefixes.listings()
+        return [_worker_view(services, status, listings.get(status.name)) for status in workers]
+    except (RedisError, OSError):
+        return []
+
+
+def _worker_view(services: Services, status: WorkerStatus, holdings: Holdings | None) -> dict[str, Any]:
+    return status.model_dump(mode="json", exclude={"lead"}) | {
+        "num_waiting": services.queue.num_waiting(status.model, status.name),
+        "documents": services.jobs.held_documents(status.store, status.model, MAX_DOCUMENTS),
+        "num_prefixes": len(holdings.prefixes) + holdings.num_left_out if holdings else None,
+    }
 
 
 class Joining(BaseModel):

@@ -37,7 +37,9 @@ from jobs import (
     queue_name,
     worker_key,
 )
+from jobs.dispatch import own_key
 from jobs.prefixes import HeldPrefix, Holdings, holdings_key
+from worker.attempts import Attempts
 
 MODEL = "tiny"
 CONTEXT = 50
@@ -87,6 +89,11 @@ class Api:
     def queued(self, model: str = MODEL) -> list[str]:
         return self.queue(model).get_job_ids()
 
+    def waiting_for(self, worker: str) -> list[str]:
+        """The jobs in the own queue of a worker, the next one first."""
+        ids = self.redis.lrange(own_key(MODEL, worker), 0, -1)
+        return [name.decode().rpartition("-")[0] for name in ids]
+
     def queue(self, model: str = MODEL) -> Queue:
         return Queue(queue_name(model), connection=self.redis, serializer=JSONSerializer)
 
@@ -133,6 +140,11 @@ class FakeWorker:
         job = queue.fetch_job(rq_id)
         assert job is not None
         return RunRequest.model_validate(job.kwargs["request"])
+
+    def next(self, patience_s: float = 20.0) -> str | None:
+        """The job that a worker's own code takes next; None where there is none for it."""
+        rq_id = Attempts(self.redis, MODEL, self.name, patience_s).take()
+        return rq_id.rpartition("-")[0] if rq_id else None
 
     def say(self, job_id: str, attempt: int, kind: EventType, data: dict[str, Any] | None = None) -> str:
         event = Event(job_id=job_id, attempt=attempt, type=kind, worker=self.name, at=0.0, data=data or {})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from api_rig import Api, FakeWorker, eventually, running
+from api_rig import MODEL, Api, FakeWorker, eventually, running
 from prometheus_client.parser import text_string_to_metric_families
 from test_jobs import run_to
 
@@ -13,7 +13,7 @@ from api.db import Database
 from api.metrics import ServiceCollector
 from api.queue import JobQueue, connect
 from api.settings import Settings
-from jobs import EVENT_STREAM, EventType
+from jobs import EVENT_STREAM, EventType, queue_name, run_id
 
 
 @pytest.fixture
@@ -65,6 +65,24 @@ def test_live_workers_are_counted_by_state(slow: Api) -> None:
     FakeWorker(slow.redis, "c").be_there("job_2", 1)
     found = read(slow)
     assert (found["longleaf_workers:idle"], found["longleaf_workers:busy"]) == (1, 2)
+
+
+def test_each_queue_has_its_length_and_the_age_of_what_is_next(slow: Api) -> None:
+    first = str(slow.submit(document=slow.upload("a " + "x" * 300))["id"])
+    slow.submit()
+    worker = FakeWorker(slow.redis)
+    worker.be_there()
+    assert worker.next() == first
+    waiting = [str(slow.submit(document=slow.upload("a " + "x" * 300))["id"]) for _ in range(2)]
+    entry = slow.queue().fetch_job(run_id(waiting[0], 1))
+    assert entry is not None
+    entry.meta["since"] -= 100
+    entry.save_meta()
+    found, queue = read(slow), queue_name(MODEL)
+    lengths = [found[f"longleaf_queue_length:{queue}:{whose}"] for whose in ("", "w1")]
+    ages = [found[f"longleaf_queue_first_age_seconds:{queue}:{whose}"] for whose in ("", "w1")]
+    assert lengths == [1, 2]
+    assert 0 <= ages[0] < 100 <= ages[1]
 
 
 def test_the_age_is_that_of_the_oldest_attempt_in_the_queue(slow: Api) -> None:

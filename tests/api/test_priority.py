@@ -27,9 +27,13 @@ def submit(api: Api, *priorities: str) -> list[str]:
 
 
 def age(api: Api, job_id: str, seconds: float) -> None:
-    """Let a job have been accepted that much earlier."""
+    """Let a job that waits have been accepted that much earlier."""
     with api.services.database.write() as session:
         session.execute(update(Job).where(Job.id == job_id).values(rank=Job.rank - seconds))
+    entry = api.queue().fetch_job(run_id(job_id, 1))
+    assert entry is not None
+    entry.meta["rank"] -= seconds
+    entry.save_meta()
 
 
 def waiting(api: Api) -> list[str]:

@@ -1,0 +1,31 @@
+"""What a worker is given for a job's current attempt, read from the database."""
+
+from __future__ import annotations
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from api.models import Document, Job, JobDocument, Tenant
+from api.tenants import prefix_salt
+from jobs import DocumentRef, RunRequest, parse_spec
+
+
+def run_request(session: Session, job: Job) -> RunRequest:
+    """The request, its documents in the order in which the job names them."""
+    query = (
+        select(Document)
+        .join(JobDocument, JobDocument.document_id == Document.id)
+        .where(JobDocument.job_id == job.id)
+        .order_by(JobDocument.position)
+    )
+    documents = [
+        DocumentRef(id=row.id, name=row.name, text_sha256=row.text_sha256, num_chars=row.num_chars)
+        for row in session.scalars(query)
+    ]
+    return RunRequest(
+        job_id=job.id,
+        attempt=job.attempt,
+        spec=parse_spec(job.spec),
+        documents=documents,
+        prefix_salt=prefix_salt(session.get_one(Tenant, job.tenant_id)),
+    )
