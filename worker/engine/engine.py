@@ -251,7 +251,7 @@ class Engine:
     def _answer_group(self, group: Sequence[_Work], reuse: bool, salt: bytes) -> list[Output]:
         """Restore → prefill the prefix → for each: prefill what follows, decode."""
         model, first = self._model, group[0]
-        prefix = Prefix(self.card.fingerprint, first.prompt.head, salt)
+        prefix = Prefix(self.card.fingerprint, first.prompt.head, salt, self._store)
         num_spare = max(work.num_spare for work in group)
         first.began = time.perf_counter()
         cache, first.cached_tokens = self._restore(prefix, num_spare, reuse, first.request.report)

@@ -28,17 +28,20 @@ _WINDOWS = "windows"
 class Prefix:
     """A prefix cut into the store's blocks: the first carries the sinks too."""
 
-    def __init__(self, fingerprint: str, tokens: np.ndarray, salt: bytes = b"") -> None:
+    def __init__(
+        self, fingerprint: str, tokens: np.ndarray, salt: bytes = b"", store: SnapshotStore | None = None
+    ) -> None:
         """
         Args:
             salt: the tenant's own, empty for the default one; chains of another salt share no key.
+            store: where it is looked for; if it encrypts, its keys are of the tenant's key there too.
         """
         self.tenant = tenant_name(salt)
         self.num_blocks = whole_blocks(len(tokens))
         self.tokens = tokens[: blocks_end(self.num_blocks)]
         ends = [blocks_end(i) for i in range(self.num_blocks + 1)]
         self.blocks = [self.tokens[a:b] for a, b in itertools.pairwise(ends)]
-        self.keys = chain_keys(fingerprint, salt, self.blocks)
+        self.keys = chain_keys(fingerprint, store.salt(self.tenant, salt) if store else salt, self.blocks)
 
 
 def tenant_name(salt: bytes) -> str:

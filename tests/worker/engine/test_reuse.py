@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from cache_store import SnapshotStore
+from cache_store import Keyring, SnapshotStore
 from worker.engine.engine import Document, Engine, Stopped
 from worker.engine.kv_cache import blocks_end, whole_blocks
 from worker.engine.report import Silent
@@ -149,3 +149,33 @@ def test_a_deleted_prefix_is_forgotten_in_memory_too(engine, store, document, an
     again = answer(engine, text)
     assert again.usage.cached_tokens == 0
     assert again.text == first.text
+
+
+@pytest.fixture
+def keyring(tmp_path):
+    folder = tmp_path / "keys"
+    folder.mkdir()
+    return Keyring(folder)
+
+
+def test_an_encrypted_prefix_gives_what_a_plain_one_gives(model, store, tmp_path, document, answer, keyring):
+    plain = answer(Engine(model, store), document(460))
+    encrypted = SnapshotStore(tmp_path / "encrypted", 1_000_000_000, 0, keyring=keyring)
+    cold, restored = (answer(Engine(model, encrypted), document(460)) for _ in range(2))
+    assert (cold.usage.cached_tokens, restored.usage.cached_tokens) == (0, 448)
+    assert plain.text == cold.text == restored.text
+    assert not {entry.key for entry in store.entries()} & {entry.key for entry in encrypted.entries()}
+
+
+def test_without_its_key_a_prefix_is_used_neither_from_disk_nor_from_memory(
+    model, tmp_path, document, answer, keyring
+):
+    store = SnapshotStore(tmp_path / "encrypted", 1_000_000_000, 0, keyring=keyring)
+    no_room = SnapshotStore(tmp_path / "tiny", 10_000, 0, keyring=keyring)
+    engines = [Engine(model, store), Engine(model, no_room)]
+    for engine in engines:
+        answer(engine, document(330))
+        assert answer(engine, document(330)).usage.cached_tokens == 320
+    keyring.remove("")
+    assert [answer(engine, document(330)).usage.cached_tokens for engine in engines] == [0, 0]
+    assert answer(Engine(model, store), document(330)).usage.cached_tokens == 320, "under a key made since"
