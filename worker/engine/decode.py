@@ -29,8 +29,10 @@ def forward(model: Model, cache: Cache, tokens: mx.array) -> mx.array:
     h = model.embed(tokens)
     for layer, layer_cache in zip(model.layers, cache.layers, strict=True):
         h = layer(h, tokens, layer_cache)
-    logits: mx.array = model.head(model.norm(h))
-    return logits.astype(mx.float32)
+    h = model.norm(h)
+    # One product for all rows: a quantised head would be read for each row of a batch.
+    logits: mx.array = model.head(h.reshape(1, -1, h.shape[-1]))
+    return logits.astype(mx.float32).reshape(*h.shape[:2], -1)
 
 
 def decode_answer(

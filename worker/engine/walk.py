@@ -16,6 +16,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from worker.engine.kv_cache import BorrowedLayer
+from worker.engine.row_products import join_rows
 
 Layer = Callable[[mx.array, mx.array, Any], mx.array]
 """(hidden states (B, n, width), token ids (B, n), the layer's cache) → hidden states."""
@@ -36,11 +37,13 @@ class Walk:
 
 
 def walk(module: Any, architecture: str) -> Walk:
-    """The parts of a module that mlx_lm loaded.
+    """The parts of a module that mlx_lm loaded; on a GPU it multiplies the rows of a batch together from here on.
 
     Args:
         architecture: config.json's `model_type`.
     """
+    if mx.default_device() == mx.Device(mx.gpu):
+        join_rows(module)
     if architecture in ("gemma3", "gemma4"):
         module = module.language_model
     body = module.model
