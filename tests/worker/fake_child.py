@@ -18,6 +18,8 @@ from jobs import EventType, ModelCard, Output, Problem, Result, Timing, Usage
 from worker.protocol import ChildEvent, End, FromChild, Ready, Refused, Run, Stop, decode_to_child, encode
 
 read_fd, write_fd = (int(part) for part in os.environ["LONGLEAF_CHILD_FDS"].split(","))
+known: set[str] = set()
+"""Texts that were read: as many tokens as characters are prefilled the first time, and cached after that."""
 runs: queue.Queue[Run] = queue.Queue()
 stops: queue.Queue[Stop] = queue.Queue()
 
@@ -39,8 +41,11 @@ def listen() -> None:
 
 def result(run: Run) -> Result:
     text = run.documents[0].text if run.documents else ""
-    output = Output(text=text, finish_reason="stop", usage=Usage(), timing=Timing(), prefix="none")
-    return Result(type="prompt", model="fake", outputs=[output], usage=Usage(), timing=Timing())
+    num_cached = len(text) if text in known else 0
+    known.add(text)
+    usage = Usage(prompt_tokens=len(text), cached_tokens=num_cached, prefilled_tokens=len(text) - num_cached)
+    output = Output(text=text, finish_reason="stop", usage=usage, timing=Timing(), prefix="none")
+    return Result(type="prompt", model="fake", outputs=[output], usage=usage, timing=Timing())
 
 
 def progress(phase: str, num_done: int, num_total: int) -> ChildEvent:

@@ -1,0 +1,85 @@
+"""The queues as a worker's parent takes from them, and the name by which its store is known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from jobs import EventType, run_id
+from jobs.dispatch import own_key, shared_key
+from tests.worker.rig import MODEL, Rig, make_rig, open_gate
+from worker.store_name import FILE, store_name
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    yield from make_rig(tmp_path)
+
+
+def move_to_own(rig: Rig, worker: str, job_id: str) -> None:
+    name = run_id(job_id, 1)
+    with rig.redis.pipeline(transaction=True) as pipe:
+        pipe.lrem(shared_key(MODEL), 0, name)
+        pipe.rpush(own_key(MODEL, worker), name)
+        pipe.execute()
+
+
+def test_an_attempt_in_the_own_queue_wakes_the_worker(rig: Rig) -> None:
+    rig.start()
+    rig.child_pid()
+    status = rig.status()
+    assert status is not None
+    gate = rig.gate("gate")
+    rig.enqueue(["gate", str(gate)], ["end"], job_id="job_first")
+    assert rig.next_event().type == EventType.STARTED
+    rig.enqueue(["end"], job_id="job_own")
+    move_to_own(rig, status.name, "job_own")
+    rig.enqueue(["end"], job_id="job_shared")
+    open_gate(gate)
+    ended = [
+        rig.until(EventType.SUCCEEDED, job_id)[-1].job_id for job_id in ("job_first", "job_own", "job_shared")
+    ]
+    assert ended == ["job_first", "job_own", "job_shared"]
+
+
+def test_the_start_of_an_attempt_names_the_store(rig: Rig) -> None:
+    rig.enqueue(["end"])
+    rig.start()
+    assert rig.next_event().data == {"store": store_name(rig.folder)}
+    status = rig.status()
+    assert status is not None
+    assert status.store == store_name(rig.folder)
+
+
+def test_presence_tells_the_phase_of_the_job_in_hand(rig: Rig) -> None:
+    gate = rig.gate("gate")
+    rig.enqueue(["progress", "prefill", 1, 2], ["delta", "x"], ["gate", str(gate)], ["end"])
+    rig.start()
+    rig.until(EventType.DELTA)
+    status = rig.status()
+    assert status is not None
+    while status.phase is None:
+        status = rig.status()
+        assert status is not None
+    assert (status.state, status.phase) == ("busy", "prefill")
+    open_gate(gate)
+    rig.until(EventType.SUCCEEDED)
+
+
+def test_the_name_of_a_store_stays(tmp_path: Path) -> None:
+    names = {store_name(tmp_path / "data") for _ in range(3)}
+    assert len(names) == 1
+    assert (tmp_path / "data" / FILE).read_text() in names
+    assert [path.name for path in (tmp_path / "data").iterdir()] == [FILE]
+
+
+def test_two_folders_are_two_stores(tmp_path: Path) -> None:
+    assert store_name(tmp_path / "a") != store_name(tmp_path / "b")
+
+
+def test_a_folder_that_is_none_has_a_name_for_this_run(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    first, second = (store_name(tmp_path / "file" / "data") for _ in range(2))
+    assert first != second
