@@ -37,7 +37,7 @@ class Walk:
 
 
 def walk(module: Any, architecture: str) -> Walk:
-    """The parts of a module that mlx_lm loaded; on a GPU it multiplies the rows of a batch together from here on.
+    """The parts of a module that mlx_lm loaded; on a GPU it multiplies a batch's rows together from here on.
 
     Args:
         architecture: config.json's `model_type`.
