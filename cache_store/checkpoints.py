@@ -17,9 +17,11 @@ blocks, in files of the block format, until the prefill is done:
             save_layer for every finished layer that is not saved, then save_hidden(key, n + 1, chunks, meta)
     store.checkpoints.remove(key)              # once the blocks are stored
 
-A save is durable when it returns, and the hidden states are what makes it count: until they are in place
-the checkpoint before stands. When room is needed checkpoints go before any block; a save that is answered
-False has stored nothing that counts, and every finished layer is to be saved again with the next one.
+A save outlives its process once it returns. Nothing waits for the disk: after a power cut a part may be torn,
+which its checksums tell. The hidden states are what makes a save count; those of the save before stay beside
+them, and the next ones take their place, memory and all. When room is needed checkpoints go before any
+block; a save that is answered False has stored nothing that counts, and every finished layer is to be saved
+again with the next one.
 """
 
 from __future__ import annotations
@@ -78,18 +80,16 @@ class Checkpoints:
     def save_hidden(
         self, key: BlockKey, layer: int, sections: Sequence[Section], meta: Mapping[str, Any]
     ) -> bool:
-        """Store the hidden states that enter a layer, in place of those of an earlier one.
+        """Store the hidden states that enter a layer, in place of those of the save before the last one.
 
         False also where a layer before it is not stored: nothing could go on from there.
         """
-        if not all(os.path.exists(self._path(key, _layer(n))) for n in range(layer)):
+        parts = self._parts(key)
+        if not all(_layer(n) in parts for n in range(layer)):
             return False
-        if not self._save(key, _hidden(layer), sections, meta):
-            return False
-        for part in self._parts(key):
-            if part.startswith("hidden") and part != _hidden(layer):
-                self._remove(self._path(key, part))
-        return True
+        older = sorted(part for part in parts if part.startswith("hidden") and part != _hidden(layer))
+        over = self._path(key, older[0]) if len(older) > 1 else None
+        return self._save(key, _hidden(layer), sections, meta, over)
 
     def resume(self, key: BlockKey) -> Resume | None:
         """Where this prefix's prefill can go on; None if nowhere. Reads headers only."""
@@ -159,7 +159,14 @@ class Checkpoints:
         matches = filter(None, map(_PART_NAME.fullmatch, names))
         return [f"{match[2]}-{match[3]}" for match in matches if match[1] == key.hex]
 
-    def _save(self, key: BlockKey, part: str, sections: Sequence[Section], meta: Mapping[str, Any]) -> bool:
+    def _save(
+        self,
+        key: BlockKey,
+        part: str,
+        sections: Sequence[Section],
+        meta: Mapping[str, Any],
+        over: Path | None = None,
+    ) -> bool:
         own = checkpoint_part_key(key, part)
         try:
             contents = self._folder.contents(own, None, np.zeros(0, np.uint32), sections, False, meta)
@@ -174,7 +181,7 @@ class Checkpoints:
             return True if self._info(key, part) else None
 
         try:
-            return self._folder.place(path, contents, {key}, answer)
+            return self._folder.place(path, contents, {key}, answer, synced=False, over=over)
         except OSError as error:
             self._folder.report(error.errno, f"checkpoint {path.name} was not stored: {error}")
             return False

@@ -156,12 +156,18 @@ class Folder:
         contents: Contents,
         keep: set[BlockKey],
         answer: Callable[[], bool | None],
+        *,
+        synced: bool = True,
+        over: Path | None = None,
     ) -> bool:
-        """Write a file, durably and whole, or leave what is there; True if it stands there now.
+        """Write a file, whole, or leave what is there; True if it stands there now.
 
         keep: blocks that must not be evicted for it, with their ancestors and checkpoints.
         answer: asked under the lock before room is made and again before the file is put in its place:
             None goes on, anything else is the answer of this call.
+        synced: whether it outlives a power cut; without, this process alone, and what was torn is found by
+            its checksums.
+        over: a file in the same folder that is given up for it: its memory and its place on disk are used.
         Raises OSError where the disk fails, ENOSPC where budget or free-disk floor cannot be held.
         """
         num_bytes = contents.num_bytes
@@ -172,13 +178,14 @@ class Folder:
             known = answer()
             if known is not None:
                 return known
-            if not self.room.make(num_bytes, keep):
+            if not self.room.make(num_bytes, keep, over):
                 raise OSError(errno.ENOSPC, f"{num_bytes} bytes do not fit: {self.room}")
-            fd = self.room.reserve(temp, num_bytes)
+            fd = self.room.reserve(temp, num_bytes, over)
         placed = False
         try:
             files.write(fd, contents)
-            os.fsync(fd)
+            if synced:
+                os.fsync(fd)
             with self.locked():
                 known = answer()
                 if known is not None:  # another process was first
@@ -186,7 +193,8 @@ class Folder:
                 os.rename(temp, path)
                 placed = True
                 self.index.look_again(path.parent)
-            files.sync_folder(path.parent)
+            if synced:
+                files.sync_folder(path.parent)
         except BaseException:
             if placed:
                 with suppress(OSError):

@@ -36,12 +36,16 @@ class Room:
             f"{self._free_bytes()} bytes free on disk of which {self.min_free_bytes} must stay free"
         )
 
-    def make(self, num_bytes: int, keep: set[BlockKey]) -> bool:
+    def make(self, num_bytes: int, keep: set[BlockKey], over: Path | None = None) -> bool:
         """Evict until a file of this size fits budget and floor; False, and nothing evicted, if it cannot.
 
         keep: blocks that must stay beside the pinned ones, with their ancestors and their checkpoints. The
         index is fresh.
+        over: a file of the same size or about, whose room it gets.
         """
+        if over:
+            with suppress(FileNotFoundError):
+                num_bytes = max(num_bytes - os.stat(over).st_size, 0)
         if self._short_bytes(num_bytes) > 0:
             self.remove_unfinished()
         if self._short_bytes(num_bytes) <= 0:
@@ -117,11 +121,17 @@ class Room:
             finally:
                 files.close(fd)
 
-    def reserve(self, temp: Path, num_bytes: int) -> int:
-        """Make an unfinished file that has its full size, so that others count it, and its owner's lock."""
+    def reserve(self, temp: Path, num_bytes: int, over: Path | None = None) -> int:
+        """Make an unfinished file that has its full size, so that others count it, and its owner's lock.
+
+        over: a file to make it of, where it is still there.
+        """
         for folder in (temp.parent.parent, temp.parent):
             files.make_folder(folder)
-        fd = os.open(temp, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        if over:
+            with suppress(FileNotFoundError):
+                os.rename(over, temp)
+        fd = os.open(temp, os.O_RDWR | os.O_CREAT | (0 if over else os.O_EXCL), 0o600)
         try:
             self._index.look_again(temp.parent)
             if not files.lock_now(fd):

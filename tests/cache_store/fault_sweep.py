@@ -31,6 +31,7 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 from faults import DAMAGES, Fault, clock_moved, damage, injected
 from stored_blocks import disk_usage, files_in, get, make_chain, path_of, put, sections_of, which
 
@@ -42,7 +43,7 @@ FORK.keys[:2], FORK.blocks[:2] = BASE.keys[:2], BASE.blocks[:2]
 STORED = {*BASE.keys, *FORK.keys, *OTHER.keys}
 PINNED = {*OTHER.keys}
 CHECKPOINT = make_chain(1, 4).keys[0]
-LAYER = [np.arange(300, dtype=np.uint32)]
+REACHED = 3
 ERRORS = ("ENOSPC", "EIO", "EDQUOT", "EMFILE", "EACCES")
 
 
@@ -79,9 +80,8 @@ def prepare(folder: Path, encrypted: bool = False) -> int:
         put(store, OTHER, index, tenant="ben")
     attach(store, OTHER.keys[1], "logits", sections_of([]), {})
     store.pin(OTHER.keys[1])
-    for layer in range(2):
-        store.checkpoints.save_layer(CHECKPOINT, layer, sections_of(LAYER), {})
-    store.checkpoints.save_hidden(CHECKPOINT, 2, sections_of(LAYER), {})
+    for layer in range(3):
+        advance(store, layer)
     bad = make_chain(1, 5)
     put(store, bad, 0)
     damage(path_of(folder, bad.keys[0]), "cut", np.random.default_rng(0))
@@ -97,6 +97,7 @@ class Action:
     """act: what is done. lost: the stored blocks that it may take. raises: whether it may raise OSError.
 
     damaged: a block that is damaged before it. lost_if_failed: what it may take where a call fails.
+    reached: where the checkpoint must stand afterwards, if it has to.
     """
 
     act: Callable[[SnapshotStore, Path, int], None]
@@ -104,6 +105,12 @@ class Action:
     raises: bool = False
     damaged: BlockKey | None = None
     lost_if_failed: frozenset[BlockKey] = frozenset()
+    reached: int = 0
+
+
+def part(layer: int) -> list[npt.NDArray[np.uint32]]:
+    """What a checkpoint has of a layer."""
+    return [np.arange(layer, layer + 300, dtype=np.uint32)]
 
 
 def restore(store: SnapshotStore, folder: Path, budget: int) -> None:
@@ -118,29 +125,32 @@ def evict(store: SnapshotStore, folder: Path, budget: int) -> None:
     put(store, NEW, 0, pad_bytes=budget // 2)
 
 
-def resume(store: SnapshotStore, folder: Path, budget: int) -> None:
+def resume(store: SnapshotStore) -> int:
+    """The layer that is reached, every part before it read; 0 where there is none."""
     at = store.checkpoints.resume(CHECKPOINT)
     if at is None:
-        return
+        return 0
+    reads = [(store.checkpoints.read_layer, layer) for layer in range(at.layer)]
     try:
-        for read, layer in ((store.checkpoints.read_layer, 0), (store.checkpoints.read_hidden, at.layer)):
-            found = np.zeros_like(LAYER[0])
+        for read, layer in [*reads, (store.checkpoints.read_hidden, at.layer)]:
+            (found,) = map(np.zeros_like, part(layer))
             read(CHECKPOINT, layer, [found.data])
-            if not np.array_equal(found, LAYER[0]):
+            if not np.array_equal(found, *part(layer)):
                 raise Wrong("wrong bytes in a checkpoint")
     except BadBlock:
-        return
+        return 0
+    return at.layer
 
 
-def advance(store: SnapshotStore, folder: Path, budget: int) -> None:
-    store.checkpoints.save_layer(CHECKPOINT, 2, sections_of(LAYER), {})
-    store.checkpoints.save_hidden(CHECKPOINT, 3, sections_of(LAYER), {})
+def advance(store: SnapshotStore, layer: int = REACHED) -> None:
+    store.checkpoints.save_layer(CHECKPOINT, layer, sections_of(part(layer)), {})
+    store.checkpoints.save_hidden(CHECKPOINT, layer + 1, sections_of(part(layer + 1)), {})
 
 
 def read_attached(store: SnapshotStore, folder: Path, budget: int) -> None:
-    attach(store, BASE.keys[0], "logits", sections_of(LAYER), {})
+    attach(store, BASE.keys[0], "logits", sections_of(part(0)), {})
     found = attached(store, BASE.keys[0], "logits")
-    if found and bytes(found[1][0]) != LAYER[0].tobytes():
+    if found and bytes(found[1][0]) != part(0)[0].tobytes():
         raise Wrong("wrong bytes in an attachment")
 
 
@@ -174,8 +184,8 @@ ACTIONS = {
     "pin": Action(lambda store, folder, budget: store.pin(BASE.keys[3]), raises=True),
     "unpin": Action(lambda store, folder, budget: void(store.unpin(BASE.keys[3])), raises=True),
     "attach": Action(read_attached),
-    "checkpoint": Action(advance),
-    "resume": Action(resume),
+    "checkpoint": Action(lambda store, folder, budget: advance(store), reached=REACHED),
+    "resume": Action(lambda store, folder, budget: void(resume(store))),
     "remove a checkpoint": Action(lambda store, folder, budget: void(store.checkpoints.remove(CHECKPOINT))),
     "make a key": Action(lambda store, folder, budget: void(store.salt("carl", b""))),
     "expire": Action(lambda store, folder, budget: void(store.checkpoints.remove_expired(0)), raises=True),
@@ -246,7 +256,7 @@ class Sweep:
                 self._act(name, action, folder, fault)
             os._exit(0)
         _, status = os.waitpid(child, 0)
-        self.check(f"{name}, {fault}", "killed", folder, action.lost)
+        self.check(f"{name}, {fault}", "killed", folder, action.lost, reached=action.reached)
         if not os.WIFSIGNALED(status) or os.WTERMSIG(status) != signal.SIGKILL:
             self.cases["ended before it was killed"] += 1
 
@@ -266,6 +276,7 @@ class Sweep:
             folder,
             action.lost | action.lost_if_failed,
             may_lose=1 if fault.kind == "EIO" else 0,
+            reached=action.reached,
         )
 
     def damaged(self, kind: str, key: BlockKey, rng: np.random.Generator) -> None:
@@ -320,17 +331,25 @@ class Sweep:
                 self.failures.append(f"two processes, case {self._num}: one raised")
         self.check(f"two processes, case {self._num}", "two processes", folder, frozenset(STORED - PINNED))
 
-    def check(self, case: str, kind: str, folder: Path, lost: frozenset[BlockKey], may_lose: int = 0) -> None:
+    def check(
+        self,
+        case: str,
+        kind: str,
+        folder: Path,
+        lost: frozenset[BlockKey],
+        may_lose: int = 0,
+        reached: int = 0,
+    ) -> None:
         """Ask of the folder what must hold after any fault."""
         self.cases[kind] += 1
         try:
-            self._check(folder, lost, may_lose)
+            self._check(folder, lost, may_lose, reached)
         except Exception as error:
             self.failures.append(f"{case}: {error!r}\n{traceback.format_exc()}")
         shutil.rmtree(folder)
         shutil.rmtree(keys_of(folder), ignore_errors=True)
 
-    def _check(self, folder: Path, lost: frozenset[BlockKey], may_lose: int) -> None:
+    def _check(self, folder: Path, lost: frozenset[BlockKey], may_lose: int, reached: int) -> None:
         if disk_usage(folder) > self.budget:
             raise Wrong(f"{disk_usage(folder)} bytes on disk, budget {self.budget}")
         store = open_store(folder, self.budget)
@@ -339,7 +358,8 @@ class Sweep:
         if left := [path.name for path in files_in(folder) if path.suffix == ".tmp"]:
             raise Wrong(f"left behind: {left}")
         restore(store, folder, self.budget)
-        resume(store, folder, self.budget)
+        if resume(store) < reached:
+            raise Wrong("the checkpoint is lost")
         found = {entry.key for entry in store.entries() if store.info(entry.key)}
         for key in found:
             with suppress(BadBlock):

@@ -74,11 +74,8 @@ def test_a_prefill_goes_on_from_its_last_checkpoint(store: SnapshotStore, tmp_pa
     assert restored_at(store) == 2
     assert save(store, 2, 3)
     assert restored_at(SnapshotStore(tmp_path, 1 << 20, 0)) == 3
-    assert parts(tmp_path) == [
-        f"{part}.llkv" for part in ("hidden-00003", *(f"layer-0000{n}" for n in range(3)))
-    ]
     assert restored_at(store, OTHER) == 0
-    assert store.checkpoints.remove(KEY) == 4
+    assert store.checkpoints.remove(KEY) == 5
     assert restored_at(store) == 0
     assert files_in(tmp_path) == []
     assert store.total_bytes == 0
@@ -89,6 +86,31 @@ def test_a_layer_is_written_once(store: SnapshotStore, tmp_path: Path) -> None:
     before = {path: path.stat().st_ino for path in files_in(tmp_path)}
     assert save(store, 0, 2)
     assert {path: path.stat().st_ino for path in files_in(tmp_path)} == before
+
+
+def test_hidden_states_take_the_place_of_those_of_the_save_before_the_last(
+    store: SnapshotStore, tmp_path: Path
+) -> None:
+    def hidden() -> dict[str, int]:
+        return {path.name[33:45]: path.stat().st_ino for path in (tmp_path / "checkpoints").glob("*hidden*")}
+
+    assert save(store, 0, 2)
+    assert save(store, 2, 3)
+    before = hidden()
+    assert save(store, 3, 4)
+    assert hidden() == {"hidden-00003": before["hidden-00003"], "hidden-00004": before["hidden-00002"]}
+    assert restored_at(store) == 4
+
+
+def test_where_the_last_save_is_torn_the_one_before_stands(store: SnapshotStore, tmp_path: Path) -> None:
+    assert save(store, 0, 2)
+    assert save(store, 2, 3)
+    path = tmp_path / "checkpoints" / f"{KEY}.hidden-00003.llkv"
+    path.write_bytes(path.read_bytes()[:-100] + bytes(100))
+    assert restored_at(store) == 0
+    assert restored_at(store) == 2
+    assert save(store, 2, 3)
+    assert restored_at(store) == 3
 
 
 def test_layers_beyond_the_hidden_states_do_not_count(store: SnapshotStore) -> None:
@@ -157,6 +179,16 @@ def test_a_checkpoint_does_not_push_out_its_own_parts(tmp_path: Path) -> None:
     assert not save(store, 2, 9)
     assert restored_at(store) == 2
     assert disk_usage(tmp_path) <= 4 * 8192
+
+
+def test_hidden_states_need_no_room_beside_those_whose_place_they_take(tmp_path: Path) -> None:
+    num_bytes = 4 * 8192 + 2 * 12288  # a block, three layers, twice the hidden states
+    store = SnapshotStore(tmp_path, num_bytes, 0)
+    assert put(store, make_chain(1), 0)
+    for layer in range(3):
+        assert save(store, layer, layer + 1)
+    assert disk_usage(tmp_path) == num_bytes
+    assert len(store.entries()) == 1
 
 
 @pytest.mark.parametrize("days", [4, -4])

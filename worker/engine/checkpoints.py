@@ -23,8 +23,8 @@ from worker.engine.window import WindowLayer
 
 log = logging.getLogger("worker.engine")
 
-FIRST_BYTES_PER_S = 200e6
-"""What a disk is taken to write before it has been seen to."""
+FIRST_BYTES_PER_S = 1e9
+"""What a save is taken to write before one has been seen: it waits for memory, not for the disk."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,8 @@ class CheckpointPolicy:
     """Of the seconds of a prefill, for all of its checkpoints together."""
     min_prefill_s: float = 20.0
     """A prefill that is estimated to take less has none: it is repeated as fast."""
+    max_repeated: float = 0.05
+    """Of a prefill, what a kill may lose where `max_share` allows it; sooner than that nothing is written."""
 
 
 DEFAULT_POLICY = CheckpointPolicy()
@@ -44,7 +46,7 @@ class Pace:
     """Decides by the measured seconds of one prefill. Mutated by `wrote`."""
 
     def __init__(self, policy: CheckpointPolicy, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._policy, self._clock, self._began = policy, clock, clock()
+        self.policy, self._clock, self._began = policy, clock, clock()
         self.written_s, self.written_bytes = 0.0, 0
         """Of all checkpoints that were stored; seconds of those that the disk refused too."""
 
@@ -61,8 +63,8 @@ class Pace:
         """
         elapsed = self.elapsed_s
         rate = self.written_bytes / self.written_s if self.written_bytes else FIRST_BYTES_PER_S
-        is_long = (elapsed - self.written_s) / done_share >= self._policy.min_prefill_s
-        return is_long and self.written_s + num_bytes / rate <= self._policy.max_share * elapsed
+        is_long = (elapsed - self.written_s) / done_share >= self.policy.min_prefill_s
+        return is_long and self.written_s + num_bytes / rate <= self.policy.max_share * elapsed
 
     def wrote(self, num_bytes: int, began_s: float) -> None:
         """So many bytes were stored since `elapsed_s` was `began_s`."""
@@ -83,7 +85,7 @@ class Checkpoint:
         """
         self._checkpoints, self._prefix, self._first, self._pace = store.checkpoints, prefix, first, pace
         self._about = {**about, "first_block": first, "tenant": prefix.tenant}
-        self._resumed_layer, self._resumed_s, self._num_saved = 0, 0.0, 0
+        self._resumed_layer, self._num_saved, self._resumed_s = 0, 0, 0.0
 
     @property
     def spent_s(self) -> float:
@@ -103,26 +105,26 @@ class Checkpoint:
         Returns:
             the first layer that is not finished, and the hidden states (1, tokens, width) that enter it.
         """
-        at = self._checkpoints.resume(self._prefix.keys[-1])
-        if at is None:
-            return 0, list(hidden)
-        try:
+        bad: Resume | None = None
+        while (at := self._checkpoints.resume(self._prefix.keys[-1])) and at != bad:
             if not self._fits(at, num_layers, hidden):
                 log.info("the checkpoint of this prefix was made in another way: not used")
-                self.remove()
-                return 0, list(hidden)
-            layers = [self._read_layer(cache, index) for index in range(at.layer)]
-            entering = self._read_hidden(at.layer, hidden)
-        except BadBlock as error:
-            log.warning("the checkpoint of this prefix is bad, and not used: %s", error)
-            self.remove()
-            return 0, list(hidden)
-        for index, arrays in enumerate(layers):
-            self._hold(cache, index, arrays, num_spare)
-        self._resumed_layer = self._num_saved = at.layer
-        self._resumed_s = float(at.meta["spent_s"])
-        log.info("%d of %d layers of this prefix are done already", at.layer, num_layers)
-        return at.layer, entering
+                break
+            try:
+                layers = [self._read_layer(cache, index) for index in range(at.layer)]
+                entering = self._read_hidden(at.layer, hidden)
+            except BadBlock as error:
+                log.warning("a checkpoint of this prefix is bad, and not used: %s", error)
+                bad = at  # and gone: the one before it may stand
+                continue
+            for index, arrays in enumerate(layers):
+                self._hold(cache, index, arrays, num_spare)
+            self._resumed_layer = self._num_saved = at.layer
+            self._resumed_s = float(at.meta["spent_s"])
+            log.info("%d of %d layers of this prefix are done already", at.layer, num_layers)
+            return at.layer, entering
+        self.remove()
+        return 0, list(hidden)
 
     def layer_done(self, cache: KVCache, index: int, num_layers: int, hidden: Sequence[mx.array]) -> None:
         """Write what is not written yet, if it is time.
@@ -131,16 +133,19 @@ class Checkpoint:
             index: of the layer that is done; its KV is in `cache`.
             hidden: what leaves it, evaluated.
         """
-        if index + 1 == num_layers:
+        done = index + 1
+        if done == num_layers:
             return  # the blocks are stored next
-        unsaved = range(self._num_saved, index + 1)
+        if done + 1 - self._num_saved <= self._pace.policy.max_repeated * num_layers:
+            return  # after the next one is early enough
+        unsaved = range(self._num_saved, done)
         num_bytes = sum(h.nbytes for h in hidden) + sum(self._layer_bytes(cache, n) for n in unsaved)
-        if not self._pace.is_due((index + 1 - self._resumed_layer) / num_layers, num_bytes):
+        if not self._pace.is_due((done - self._resumed_layer) / num_layers, num_bytes):
             return
         began_s = self._pace.elapsed_s
         stored = self._save(cache, unsaved, hidden)
         # Where the disk refuses, even what counted before may be gone: all is written again.
-        self._num_saved = index + 1 if stored else 0
+        self._num_saved = done if stored else 0
         self._pace.wrote(num_bytes if stored else 0, began_s)
 
     def remove(self) -> None:

@@ -27,7 +27,7 @@ from worker.engine.checkpoints import CheckpointPolicy  # noqa: E402
 from worker.engine.engine import Document, Engine, Sampling  # noqa: E402
 from worker.engine.report import Silent  # noqa: E402
 
-EVERY_LAYER = CheckpointPolicy(max_share=math.inf, min_prefill_s=0.0)
+EVERY_LAYER = CheckpointPolicy(max_share=math.inf, min_prefill_s=0.0, max_repeated=0.0)
 
 
 class Killing(Silent):

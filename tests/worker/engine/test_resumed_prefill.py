@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 
 import mlx.core as mx
 import pytest
@@ -178,18 +179,39 @@ def test_another_prefix_does_not_go_on_from_it(tiny, store):
     assert report.seen[0][0] == "prefill"
 
 
-@pytest.mark.parametrize("part", ["layer-00001", "hidden-00004"])
-def test_a_damaged_checkpoint_is_a_miss(tiny, store, part):
-    cancelled(engine(tiny, store), 4 * num_chunks(tiny) + 1)
+def damage(store, part):
     path = next(store.folder.rglob(f"*{part}*"))
     content = bytearray(path.read_bytes())
     content[-1000] ^= 0x10
     path.write_bytes(content)
+
+
+def test_a_damaged_layer_is_a_miss(tiny, store):
+    cancelled(engine(tiny, store), 4 * num_chunks(tiny) + 1)
+    damage(store, "layer-00001")
     report = Recording()
     again = ask(engine(tiny, store), report)
     assert report.seen[0][0] == "prefill"
     assert again.text == ask(Engine(tiny, None, memory_bytes=1 << 40)).text
     assert store.checkpoints.keys() == {}
+
+
+@pytest.mark.parametrize(("damaged", "num_left"), [([4], 3), ([3], 2), ([3, 4], 6)])
+def test_where_the_last_hidden_states_are_damaged_those_before_serve(tiny, store, damaged, num_left):
+    chunks = num_chunks(tiny)
+    cancelled(engine(tiny, store), 4 * chunks + 1)
+    for layer in damaged:
+        damage(store, f"hidden-0000{layer}")
+    report = Recording()
+    again = ask(engine(tiny, store), report)
+    assert [phase for phase, _ in report.seen].count("prefill") == num_left * chunks + 1
+    assert again.text == ask(Engine(tiny, None, memory_bytes=1 << 40)).text
+    assert store.checkpoints.keys() == {}
+
+
+def test_nothing_is_written_before_a_kill_would_lose_too_much(tiny, store):
+    cancelled(engine(tiny, store, replace(EVERY_LAYER, max_repeated=0.5)), 5 * num_chunks(tiny) + 1)
+    assert [path.name[33:45] for path in store.folder.rglob("*hidden*")] == ["hidden-00003"]
 
 
 def test_a_checkpoint_of_other_chunks_is_a_miss(tiny, store, monkeypatch):
