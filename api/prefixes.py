@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, cast
 
@@ -59,17 +60,28 @@ class Prefixes:
 
     def command(self, prefix: Prefix, op: Literal["pin", "unpin", "remove"]) -> None:
         """Ask every worker that holds the prefix. Raises RedisError."""
-        command = PrefixCommand(op=op, id=prefix.held.id, owner=prefix.held.owner).model_dump_json()
-        with self._redis.pipeline(transaction=True) as pipe:
-            for worker in prefix.workers:
-                pipe.rpush(commands_key(worker), command)
-                pipe.expire(commands_key(worker), COMMAND_EXPIRY_S)
-            pipe.execute()
+        self._tell(prefix.workers, PrefixCommand(op=op, id=prefix.held.id, owner=prefix.held.owner))
+
+    def forget(self, tenant: str) -> list[str]:
+        """Ask every live worker to remove all that is the tenant's, with its key; who was asked.
+
+        Raises RedisError.
+        """
+        workers = sorted(self.listings())
+        self._tell(workers, PrefixCommand(op="forget", owner=self.owner(tenant)))
+        return workers
 
     def owner(self, tenant: str) -> str:
         """What stored blocks of the tenant say of whose they are."""
         with self._database.read() as session:
             return prefix_owner(prefix_salt(session.get_one(Tenant, tenant)))
+
+    def _tell(self, workers: Sequence[str], command: PrefixCommand) -> None:
+        with self._redis.pipeline(transaction=True) as pipe:
+            for worker in workers:
+                pipe.rpush(commands_key(worker), command.model_dump_json())
+                pipe.expire(commands_key(worker), COMMAND_EXPIRY_S)
+            pipe.execute()
 
     def listings(self) -> dict[str, Holdings]:
         """What each worker tells of, by its name. Raises RedisError."""

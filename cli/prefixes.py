@@ -22,6 +22,8 @@ from cache_store import (
     BadBlock,
     BlockKey,
     CacheStoreError,
+    Keyring,
+    NoKey,
     SnapshotStore,
     StoredPrefix,
     Tier,
@@ -33,6 +35,7 @@ from cache_store import (
     verify,
 )
 from cache_store.index import disk_bytes
+from cli.settings import Settings
 from cli.words import refuse, say, settings_or_refuse
 
 EXIT_BAD = 1
@@ -156,7 +159,10 @@ def rm(
     tenant: Annotated[str | None, typer.Option(help="Everything that belongs to this tenant.")] = None,
     data: Data = None,
 ) -> None:
-    """Delete prefixes, from the shared tier too; blocks that other prefixes share stay."""
+    """Delete prefixes, from the shared tier too; blocks that other prefixes share stay.
+
+    With --tenant and LONGLEAF_SNAPSHOT_KEYS the key goes first that its prefixes are encrypted with.
+    """
     if bool(ids) == (tenant is not None):
         refuse("name ids or --tenant, one of them")
     with _store(data, shared=True) as store:
@@ -189,7 +195,7 @@ def import_(file: Path, data: Data = None) -> None:
     settings = settings_or_refuse()
     folder = data / "snapshots" if data else settings.snapshots
     with _errors():
-        store = SnapshotStore(folder, settings.snapshots_bytes)
+        store = SnapshotStore(folder, settings.snapshots_bytes, keyring=_keyring(settings))
         if store.read_only:
             refuse(f"{folder} cannot be written")
         num_stored = num_refused = 0
@@ -216,17 +222,23 @@ def verify_(
         if ids:
             entries = {entry.key: entry for entry in store.entries()}
             keys = list({e.key: None for id in ids for e in chain_of(entries, _key(store, id))})
-        num_checked, bad = 0, dict[BlockKey, BadBlock]()
+        num_checked = num_closed = 0
+        bad: dict[BlockKey, BadBlock] = {}
         for key, error in verify(store, keys):
+            if isinstance(error, NoKey):
+                num_closed += 1
+                continue
             num_checked += 1
             if error is not None:
                 bad[key] = error
     if as_json:
-        _print_json({"checked": num_checked, "bad": {key.hex: str(error) for key, error in bad.items()}})
+        told = {key.hex: str(error) for key, error in bad.items()}
+        _print_json({"checked": num_checked, "without_key": num_closed, "bad": told})
     else:
         for error in bad.values():
             print(error)
-        print(f"{_blocks(num_checked)} read, {len(bad):,} bad")
+        closed = f", {_blocks(num_closed)} not read: no key" if num_closed else ""
+        print(f"{_blocks(num_checked)} read, {len(bad):,} bad{closed}")
     if bad:
         raise typer.Exit(EXIT_BAD)
 
@@ -238,7 +250,7 @@ def gc(data: Data = None) -> None:
     folder = _folder(data)
     before = _disk_bytes(folder)
     with _errors():
-        store = SnapshotStore(folder, settings.snapshots_bytes)
+        store = SnapshotStore(folder, settings.snapshots_bytes, keyring=_keyring(settings))
         if store.read_only:
             refuse(f"{folder} cannot be written")
     after = _disk_bytes(folder)
@@ -257,9 +269,16 @@ def _store(data: Path | None, shared: bool = False) -> Iterator[SnapshotStore]:
     shared: whether what is done to it is done to the shared tier of the settings too.
     """
     folder = _folder(data)
-    url = settings_or_refuse().shared_tier if shared else None
+    settings = settings_or_refuse()
+    url = settings.shared_tier if shared else None
     with _errors():
-        yield SnapshotStore(folder, NO_BUDGET, 0, tier=Tier(url, push=False) if url else None)
+        tier = Tier(url, push=False) if url else None
+        yield SnapshotStore(folder, NO_BUDGET, 0, tier=tier, keyring=_keyring(settings))
+
+
+def _keyring(settings: Settings) -> Keyring | None:
+    """Raises KeyringError."""
+    return Keyring(settings.snapshot_keys) if settings.snapshot_keys else None
 
 
 def _folder(data: Path | None) -> Path:
@@ -300,6 +319,7 @@ def _short(key: BlockKey) -> str:
 
 def _notes(prefix: StoredPrefix) -> str:
     notes = [] if prefix.whole else ["a block before it is missing"]
+    notes += [] if prefix.readable else ["no key"]
     notes += ["pinned"] * prefix.pinned + ["continued"] * (not prefix.exact)
     return ", ".join(notes + [f"tenant {prefix.tenant}"] * bool(prefix.tenant))
 

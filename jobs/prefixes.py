@@ -43,8 +43,10 @@ class Holdings(BaseModel):
 
 
 class PrefixCommand(BaseModel):
-    op: Literal["pin", "unpin", "remove"]
-    id: str
+    op: Literal["pin", "unpin", "remove", "forget"]
+    """`forget`: everything that is the owner's, pinned or not, and the key that it is encrypted with."""
+    id: str = ""
+    """Empty where all of them are meant."""
     owner: str
     """A worker does nothing to a prefix of another one."""
 

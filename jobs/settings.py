@@ -66,6 +66,8 @@ class SharedSettings(BaseSettings):
     """Budget of the snapshot store; a number of bytes, or with a unit such as 20GB."""
     shared_tier: Annotated[str, AfterValidator(_tier_url)] | None = None
     """Address that several machines share their stored prefixes through."""
+    snapshot_keys: Path | None = None
+    """Folder of keys, one for each tenant, that what is stored of its documents is encrypted with."""
 
     @property
     def snapshots(self) -> Path:

@@ -15,7 +15,7 @@ from redis import Redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from cache_store import SnapshotStore, Tier, TierDown
+from cache_store import Keyring, KeyringError, SnapshotStore, Tier, TierDown
 from jobs import logs, queue_name
 from jobs.settings import folder_name
 from worker.documents import DocumentSource
@@ -56,14 +56,18 @@ def serve(settings: Settings, child_command: Sequence[str]) -> int:
     """Work until a signal; the exit status.
 
     Raises:
-        CannotStart: no usable Redis, no such shared tier, or the API does not take this machine for a worker.
+        CannotStart: no usable Redis, no such shared tier or folder of keys, or the API does not take this
+            machine for a worker.
         EngineUnavailable: the model cannot be loaded.
     """
     try:
-        # Asked here too, so that a wrong address stops the start; what is deleted is deleted there as well.
+        # Asked here too, so that a wrong one stops the start; what is deleted is deleted there as well.
         tier = Tier(settings.shared_tier, push=False) if settings.shared_tier else None
+        keyring = Keyring(settings.snapshot_keys) if settings.snapshot_keys else None
     except TierDown as error:
         raise CannotStart(f"{error}; check LONGLEAF_SHARED_TIER") from error
+    except KeyringError as error:
+        raise CannotStart(f"{error}; check LONGLEAF_SNAPSHOT_KEYS") from error
     stop = StopRequest()
     stop.listen()
     # One connection for what must answer soon, one for RQ's loop, which waits.
@@ -78,7 +82,11 @@ def serve(settings: Settings, child_command: Sequence[str]) -> int:
     store = store_name(settings.data)
     presence = Presence(soon, name, settings.model, store, lambda: worker.renew_lease() if worker else None)
     outbox = Outbox(soon, name)
-    holdings = HoldingsReport(soon, name, lambda: SnapshotStore(settings.snapshots, NO_BUDGET, tier=tier))
+
+    def open_store() -> SnapshotStore:
+        return SnapshotStore(settings.snapshots, NO_BUDGET, tier=tier, keyring=keyring)
+
+    holdings = HoldingsReport(soon, name, open_store)
     settings.token()  # a file that was named and is not there stops the start
     documents = DocumentSource(settings.api, settings.token)
     folder = settings.models / folder_name(settings.model)
@@ -120,6 +128,7 @@ def _child_env(settings: Settings) -> dict[str, str]:
         "LONGLEAF_MODEL": settings.model,
         "LONGLEAF_SNAPSHOTS_BYTES": str(settings.snapshots_bytes),
         **({"LONGLEAF_SHARED_TIER": settings.shared_tier} if settings.shared_tier else {}),
+        **({"LONGLEAF_SNAPSHOT_KEYS": str(settings.snapshot_keys)} if settings.snapshot_keys else {}),
     }
 
 

@@ -155,12 +155,13 @@ def do(engine: Any, run: protocol.Run, channel: Channel) -> protocol.End:
 
 def load_engine(settings: Settings) -> Any:
     """Load the model that the settings name, with the snapshot store of the data folder."""
-    from cache_store import SnapshotStore, Tier
+    from cache_store import Keyring, SnapshotStore, Tier
     from jobs.settings import folder_name
     from worker.engine.engine import Engine
 
     tier = Tier(settings.shared_tier) if settings.shared_tier else None
-    store = SnapshotStore(settings.snapshots, settings.snapshots_bytes, tier=tier)
+    keyring = Keyring(settings.snapshot_keys) if settings.snapshot_keys else None
+    store = SnapshotStore(settings.snapshots, settings.snapshots_bytes, tier=tier, keyring=keyring)
     folder = settings.models / folder_name(settings.model)
     return Engine.load(folder, settings.model, store, settings.memory_bytes, settings.verify)
 

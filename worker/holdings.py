@@ -67,7 +67,7 @@ class HoldingsReport:
 
 def listed(store: SnapshotStore, worker: str) -> Holdings:
     """What a store holds. Raises OSError where its folder cannot be listed."""
-    found = [prefix for prefix in stored_prefixes(store) if prefix.whole]
+    found = [prefix for prefix in stored_prefixes(store) if prefix.whole and prefix.readable]
     return Holdings(
         worker=worker,
         prefixes=[_held(prefix) for prefix in found[:MAX_PREFIXES]],
@@ -79,6 +79,11 @@ def obey(store: SnapshotStore, raw: bytes) -> None:
     """Do one command, where the prefix is there and its owner's. Raises OSError and CacheStoreError."""
     try:
         command = PrefixCommand.model_validate_json(raw)
+        if command.op == "forget":
+            log.info(
+                "%d blocks of the owner %r are forgotten", store.remove_tenant(command.owner), command.owner
+            )
+            return
         key = BlockKey.from_hex(command.id)
     except (ValidationError, ValueError) as error:
         log.warning("a command about a prefix is dropped: %s", error)

@@ -25,6 +25,18 @@ def list_prefixes(services: ServicesDep, caller: CallerDep) -> dict[str, Any]:
         return {"data": [_view(prefix) for prefix in services.prefixes.of_tenant(caller.tenant)]}
 
 
+@router.delete("", status_code=202)
+def delete_all_prefixes(services: ServicesDep, caller: CallerDep) -> dict[str, list[str]]:
+    """Ask every live worker to remove all that is the caller's, pinned or not, and the key that encrypts it.
+
+    The answer is whom it asked.
+    """
+    with _redis_answers():
+        workers = services.prefixes.forget(caller.tenant)
+    services.audit.note("deleted", "prefix", "all", caller.tenant, caller.key_id)
+    return {"workers": workers}
+
+
 @router.post("/{prefix_id}/pin", status_code=202)
 def pin_prefix(prefix_id: str, services: ServicesDep, caller: CallerDep) -> dict[str, Any]:
     """Ask that it be kept whatever needs room. The answer is how it was before; the list shows the change."""

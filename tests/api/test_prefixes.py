@@ -75,6 +75,18 @@ def test_a_pinned_prefix_is_not_removed(api: Api, worker: FakeWorker) -> None:
     assert commands(api, worker) == []
 
 
+def test_every_live_worker_is_asked_to_forget_what_is_the_callers_alone(api: Api, worker: FakeWorker) -> None:
+    other = FakeWorker(api.redis, "w2")
+    row, key = api.services.keys.create("anna", ["submit"], "")
+    owner = api.services.prefixes.owner(row.tenant_id)
+    worker.hold(held(A, pinned=True), held(B, owner))
+    other.hold()
+    answer = api.http.delete("/v1/prefixes", headers={"Authorization": f"Bearer {key}"})
+    assert (answer.status_code, answer.json()) == (202, {"workers": ["w1", "w2"]})
+    for told in (commands(api, worker), commands(api, other)):
+        assert [(c.op, c.id, c.owner) for c in told] == [("forget", "", owner)]
+
+
 @pytest.mark.parametrize("prefix_id", [B, "..", "*", "x" * 500])
 def test_a_prefix_that_nobody_holds_is_not_found(api: Api, worker: FakeWorker, prefix_id: str) -> None:
     worker.hold(held(A))

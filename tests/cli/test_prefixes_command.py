@@ -11,7 +11,7 @@ from click.testing import Result
 from rich.console import Console
 from typer.testing import CliRunner
 
-from cache_store import BlockKey, SnapshotStore, Tier
+from cache_store import BlockKey, Keyring, SnapshotStore, Tier
 from cli import prefixes
 from tests.cli.stored_prefixes import MODEL, make_data, store_chain
 
@@ -277,3 +277,36 @@ def test_prefixes_are_deleted_from_the_shared_tier_too(
     longleaf("rm", chains[0][-1].hex)
     assert len(list(shared.rglob("*.llkv"))) < num_before
     assert not list(shared.rglob(f"{chains[0][-1]}.llkv"))
+
+
+def test_an_encrypted_prefix_is_listed_without_its_key_and_verified_with_it(
+    longleaf: Command, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = tmp_path / "keys"
+    monkeypatch.setenv("LONGLEAF_SNAPSHOT_KEYS", str(keys))
+    assert "mkdir" in longleaf("list", status=2)
+    keys.mkdir()
+    keyring = Keyring(keys)
+    keyring.make("anna")
+    num_plain = len(opened(data).entries())
+    store = SnapshotStore(data / "snapshots", 1 << 30, 0, keyring=keyring)
+    (key,) = store_chain(store, [60], "anna")
+    assert f"{num_plain + 1} blocks read, 0 bad" in longleaf("verify")
+    assert key.hex in longleaf("show", key.hex)
+    monkeypatch.delenv("LONGLEAF_SNAPSHOT_KEYS")
+    readable = {p["id"]: p["readable"] for p in json.loads(longleaf("list", "--json"))["prefixes"]}
+    assert [key_id for key_id, is_readable in readable.items() if not is_readable] == [key.hex]
+    assert f"{num_plain} blocks read, 0 bad, 1 block not read: no key" in longleaf("verify")
+    assert "key of tenant anna" in longleaf("show", key.hex, status=2)
+
+
+def test_deleting_a_tenant_deletes_its_key(
+    longleaf: Command, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = tmp_path / "keys"
+    keys.mkdir()
+    monkeypatch.setenv("LONGLEAF_SNAPSHOT_KEYS", str(keys))
+    for tenant in ("anna", "ben"):
+        Keyring(keys).make(tenant)
+    longleaf("rm", "--tenant", "anna")
+    assert [path.name for path in keys.glob("*.key")] == ["tenant-ben.key"]

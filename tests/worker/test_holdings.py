@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from redis import Redis
 
-from cache_store import SnapshotStore, stored_prefixes
+from cache_store import Keyring, SnapshotStore, stored_prefixes
 from jobs.prefixes import Holdings, PrefixCommand, commands_key, holdings_key, prefix_owner
 from tests.cache_store.stored_blocks import Chain, make_chain, put
 from worker import holdings
@@ -73,6 +73,30 @@ def test_commands_pin_unpin_and_remove(store: SnapshotStore) -> None:
     ask(store, "unpin", mine)
     ask(store, "remove", mine)
     assert left(store) == {other: False}
+
+
+def test_what_is_forgotten_is_gone_pinned_or_not_with_its_key_and_nothing_elses(tmp_path: Path) -> None:
+    (tmp_path / "keys").mkdir()
+    keyring = Keyring(tmp_path / "keys")
+    ours_key, _ = keyring.make("").id, keyring.make(OWNER)
+    store = SnapshotStore(tmp_path / "snapshots", 1 << 30, 0, keyring=keyring)
+    ours, theirs = fill(store)
+    ask(store, "pin", theirs.keys[-1].hex, OWNER)
+    ask(store, "forget", "", OWNER)
+    assert left(store) == {ours.keys[-1].hex: False}
+    assert keyring.get(OWNER) is None
+    assert keyring.make("").id == ours_key
+
+
+def test_a_prefix_without_its_key_is_not_listed(tmp_path: Path) -> None:
+    (tmp_path / "keys").mkdir()
+    keyring = Keyring(tmp_path / "keys")
+    for owner in ("", OWNER):
+        keyring.make(owner)
+    store = SnapshotStore(tmp_path / "snapshots", 1 << 30, 0, keyring=keyring)
+    ours, _ = fill(store)
+    keyring.remove(OWNER)
+    assert [p.id for p in holdings.listed(store, "w").prefixes] == [ours.keys[-1].hex]
 
 
 @pytest.mark.parametrize("op", ["pin", "remove"])

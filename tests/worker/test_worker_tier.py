@@ -43,14 +43,27 @@ def test_one_worker_answers_from_what_another_read(models: Path, tmp_path: Path)
     assert second.text == first.text
 
 
-def test_a_worker_with_no_such_tier_does_not_start(tmp_path: Path) -> None:
-    environment = os.environ | {
-        "LONGLEAF_DATA": str(tmp_path),
-        "LONGLEAF_SHARED_TIER": "nowhere://share/longleaf",
-    }
+def test_with_a_folder_of_keys_what_a_worker_reads_is_encrypted(models: Path, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.mkdir()
+    settings = Settings(data=tmp_path / "data", models=models, model="tiny", snapshot_keys=keys)
+    engine = load_engine(settings)
+    engine.generate(DOCUMENT, "What was written?", Sampling(8), Silent())
+    assert [path.name for path in keys.glob("*.key")] == ["default.key"]
+    stored = [path.read_bytes() for path in settings.snapshots.rglob("*.llkv")]
+    assert len(stored) > 1
+    assert {raw[8:12] for raw in stored} == {b"\2\0\0\0"}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("LONGLEAF_SHARED_TIER", "nowhere://share/longleaf"), ("LONGLEAF_SNAPSHOT_KEYS", "/nowhere/keys")],
+)
+def test_a_worker_with_no_such_tier_or_keys_does_not_start(tmp_path: Path, name: str, value: str) -> None:
+    environment = os.environ | {"LONGLEAF_DATA": str(tmp_path), name: value}
     done = subprocess.run(
         [sys.executable, "-m", "worker"], env=environment, capture_output=True, text=True, timeout=60
     )
     assert done.returncode != 0
     assert "nowhere" in done.stderr
-    assert "LONGLEAF_SHARED_TIER" in done.stderr
+    assert name in done.stderr
