@@ -177,6 +177,18 @@ def by_mlx_lm(folder: Path, tokens: list[int], num_tokens: int) -> str:
     return str(wrapper.decode([int(token) for token, _ in steps]))
 
 
+def ask_both(folder: Path) -> None:
+    """Print what mlx_lm and the engine answer to one question about two documents."""
+    engine = Engine.load(folder, folder.name, None)
+    # Short, so that both compute it exactly; and longer than a window, with blocks.
+    for text in ("", DOCUMENT * 32):
+        documents = [Document("d", text)] if text else []
+        tokens = engine._prompts.build(documents, QUESTION).tokens.tolist()
+        answer = engine.generate(documents, QUESTION, Sampling(8), Silent())
+        print(f"{len(tokens)} tokens  mlx_lm: {by_mlx_lm(folder, tokens, 8)!r}  ours: {answer.text!r}")
+    print(folder)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("folder", type=Path)
@@ -190,16 +202,7 @@ def main() -> None:
 
                 source = assemble(Path(scratch) / "gemma3.gguf")
             convert(source, options.folder)
-    engine = Engine.load(options.folder, "gemma3-270m", None)
-    # Short, so that both compute it exactly; and longer than the window, with blocks.
-    for text in ("", DOCUMENT * 32):
-        documents = [Document("d", text)] if text else []
-        tokens = engine._prompts.build(documents, QUESTION).tokens.tolist()
-        answer = engine.generate(documents, QUESTION, Sampling(8), Silent())
-        print(
-            f"{len(tokens)} tokens  mlx_lm: {by_mlx_lm(options.folder, tokens, 8)!r}  ours: {answer.text!r}"
-        )
-    print(options.folder)
+    ask_both(options.folder)
 
 
 def _name(name: str) -> str:

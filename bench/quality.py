@@ -15,6 +15,7 @@ prefill     layer-major the prefix computed exactly and then encoded: the engine
 restored    the blocks went through a snapshot on disk; restored_difference is the largest difference of
             any logit from the cold run's
 
+`by layer` is the model as the engine loads it, some of its layers in k8v4 and the others in int4c.
 `mlx-lm 4-bit` is what mlx_lm's QuantizedKVCache keeps (kv_bits=4, groups of 64), from token 0 on. bits:
 per element of K and V over prefix and suffix, with scales, means, sinks and tail, dense ones at 16; of the
 layers that see everything. Layers that see a window are dense in every run; mlx_lm cannot quantise them.
@@ -55,8 +56,9 @@ from worker.engine.kv_cache import SINK_TOKENS, KVCache  # noqa: E402
 from worker.engine.model import Model, load  # noqa: E402
 
 PEER = "mlx-lm 4-bit"
+MIXED = "by layer"
 ALL_TEXTS = "all"
-METHODS = ("fp16", PEER, *FORMATS)
+METHODS = ("fp16", PEER, *FORMATS, MIXED)
 SETTINGS = ("deployment", "stress")
 SEED = 0
 
@@ -96,6 +98,9 @@ def runs(
             if "deployment" in settings:
                 logits = teacher_forced.mlx_lm_generate(model, window, as_mlx())
                 yield Run(Case(name, "generate", "deployment"), logits, bits)
+        elif name == MIXED:
+            if "deployment" in settings:
+                yield from layer_major_runs(model, window, name, folder / "mixed")
         else:
             yield from tile_runs(model, window, name, settings, folder / name)
 
@@ -103,23 +108,34 @@ def runs(
 def tile_runs(model: Model, window: Window, format: Any, settings: list[str], folder: Path) -> Iterator[Run]:
     layout = TileLayout(full_head_dim(model), format)
     if "deployment" in settings:
-        bits = bits_per_element(window, layout)
-        cold, fresh = make_cache(model, format), make_cache(model, format)
-        logits = teacher_forced.layer_major(model, window, cold)
-        yield Run(Case(format, "layer-major", "deployment"), logits, bits)
-        teacher_forced.through_disk(window, cold, fresh, SnapshotStore(folder, 1 << 50, 0))
-        again = teacher_forced.suffix(model, window, fresh)
-        apart = float(np.abs(again - logits).max())
-        yield Run(Case(format, "layer-major", "deployment", True), again, bits, apart)
+        shapes = [dataclasses.replace(shape, format=format) for shape in model.shapes]
+        yield from layer_major_runs(dataclasses.replace(model, shapes=shapes), window, format, folder)
         logits = teacher_forced.chunk_major(model, window, as_tiles(format), SINK_TOKENS, window.num_coded)
+        bits = bits_per_element(window, layout.bits_per_element)
         yield Run(Case(format, "chunk-major", "deployment"), logits, bits)
     if "stress" in settings:
         logits = teacher_forced.chunk_major(model, window, as_tiles(format), 0, len(window.fed))
         yield Run(Case(format, "chunk-major", "stress"), logits, layout.bits_per_element)
 
 
-def make_cache(model: Model, format: Any) -> KVCache:
-    return KVCache([dataclasses.replace(shape, format=format) for shape in model.shapes], model.dtype)
+def layer_major_runs(model: Model, window: Window, name: str, folder: Path) -> Iterator[Run]:
+    """As the engine would run the model, cold and restored."""
+    cold, fresh = model.new_cache(), model.new_cache()
+    bits = bits_per_element(window, block_bits(cold))
+    logits = teacher_forced.layer_major(model, window, cold)
+    yield Run(Case(name, "layer-major", "deployment"), logits, bits)
+    teacher_forced.through_disk(window, cold, fresh, SnapshotStore(folder, 1 << 50, 0))
+    again = teacher_forced.suffix(model, window, fresh)
+    apart = float(np.abs(again - logits).max())
+    yield Run(Case(name, "layer-major", "deployment", True), again, bits, apart)
+
+
+def block_bits(cache: KVCache) -> float:
+    """Bits per element of K and V in blocks, of all layers that have any."""
+    shapes = [layer.shape for layer in cache.compressed]
+    sizes = [2 * shape.num_kv_heads * shape.head_dim for shape in shapes]
+    bits = [TileLayout(shape.head_dim, shape.format).bits_per_element for shape in shapes]
+    return sum(size * own for size, own in zip(sizes, bits, strict=True)) / sum(sizes)
 
 
 def full_head_dim(model: Model) -> int:
@@ -127,10 +143,10 @@ def full_head_dim(model: Model) -> int:
     return next(shape.head_dim for shape in model.shapes if shape.window is None)
 
 
-def bits_per_element(window: Window, layout: TileLayout) -> float:
+def bits_per_element(window: Window, block_bits: float) -> float:
     """Of sinks, blocks and tail once the whole window is held."""
     num_all, num_coded = len(window.fed), window.num_coded - SINK_TOKENS
-    return (num_coded * layout.bits_per_element + (num_all - num_coded) * 16) / num_all
+    return (num_coded * block_bits + (num_all - num_coded) * 16) / num_all
 
 
 def windows(tokens: np.ndarray, start: list[int], num_prefix: int, num_suffix: int, num: int) -> list[Window]:
@@ -219,7 +235,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--prefix-tokens", type=int, nargs="+", default=[768, 2048])
     parser.add_argument("--suffix-tokens", type=int, default=256)
     parser.add_argument("--windows", type=int, default=2, help="of each text")
-    parser.add_argument("--formats", nargs="+", choices=METHODS, default=list(METHODS))
+    uniform = [name for name in METHODS if name != MIXED]
+    parser.add_argument("--formats", nargs="+", choices=METHODS, default=uniform)
     parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS))
     options = parser.parse_args(arguments)
     for num_prefix in options.prefix_tokens:
@@ -250,7 +267,9 @@ def main() -> None:
             "cpu": cpu_name(),
             "num_cores": len(os.sched_getaffinity(0)),
             "device": model.card.device,
+            "load_average": [round(load, 1) for load in os.getloadavg()],
         },
+        "kv_format": model.card.kv_format,
         "versions": {name: metadata.version(name) for name in ("mlx", "mlx-lm", "numpy")},
         "python": platform.python_version(),
         "command": f"python -m bench.quality {shlex.join(Path(word).name for word in sys.argv[1:])}",

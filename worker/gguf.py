@@ -71,7 +71,7 @@ def convert(source: Path, folder: Path) -> None:
     metadata = {key: _plain(value) for key, value in loaded[1].items()}
     weights = {_tensor_name(name): value for name, value in tensors.items()}
     config = _config(metadata, weights)
-    tokenizer, tokenizer_config = _tokenizer(metadata)
+    tokenizer, tokenizer_config = tokenizer_files(metadata)
     config["eos_token_id"] = _turn_ends(metadata)
 
     weights = {
@@ -145,7 +145,7 @@ def _tensor_name(name: str) -> str:
     return f"{layer}{TENSORS[match[2]]}.{match[3]}"
 
 
-def _tokenizer(metadata: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def tokenizer_files(metadata: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """(tokenizer.json, tokenizer_config.json) of a byte-level BPE vocabulary."""
     kind, pre = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre", "gpt-2")
     if kind != "gpt2":

@@ -23,7 +23,7 @@ def table(model: str, found: Plan, memory_bytes: int, num_fitting: int) -> str:
     rows = [
         ("weights", _gb(found.weights_bytes)),
         ("KV fp16", f"{_gb(found.kv_fp16_bytes)}  (not used; for comparison)"),
-        ("KV int4c", _gb(found.kv_bytes)),
+        (f"KV {found.kv_format}", _gb(found.kv_bytes)),
         ("prefill working set", _gb(found.working_bytes)),
         ("total", _gb(found.total_bytes)),
         (f"fits in {_gb(memory_bytes).strip()}?", f"{'yes' if fits else 'no':>10}"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from worker.engine.shapes import layer_types, text_config
+from worker.engine.shapes import KEYS_WITH_A_BIAS, layer_types, text_config
 
 VERIFIED_ARCHITECTURES = (
     "gemma3",
@@ -16,21 +16,17 @@ VERIFIED_ARCHITECTURES = (
     "mistral",
     "mixtral",
     "phi3",
+    "qwen2",
     "qwen3",
     "qwen3_moe",
     "smollm3",
 )
 """Compared with mlx_lm's own generation in tests/worker/engine/test_architectures.py."""
 
-_KEY_BIAS = (
-    "its keys have a bias, whose mean RoPE spreads over all channels, and 4 bits are too few for what is left"
-)
 _HYBRID = "some of its layers keep a recurrent state, for which the cache has no form yet"
 _LATENT = "it attends to compressed latents and not to keys and values"
 
 WHY_NOT = {
-    "qwen2": _KEY_BIAS,
-    "qwen2_moe": _KEY_BIAS,
     "gemma2": "it caps its attention scores, which the decode kernel doesn't",
     "gemma3n": "its layers pass four streams of hidden states, for which the prefill has no walk yet",
     "qwen3_next": _HYBRID,
@@ -54,8 +50,8 @@ _ROPE_SCALING_IGNORED = ("mixtral", "qwen3_moe")
 _ROPE_PARAMETERS_READ = ("qwen3", "gemma4_text")
 _LAYER_TYPES_READ = ("gemma3_text", "gemma4_text", "gpt_oss", "llama", "mistral")
 """mlx_lm passes over what is not named here without a word; the model would compute something else."""
-_KEY_BIAS_SERVED = ("qwen3", "qwen3_moe", "gpt_oss")
-"""Those normalise their keys behind the bias, or keep them in 8 bits."""
+_KEY_BIAS_SERVED = (*KEYS_WITH_A_BIAS, "qwen3", "qwen3_moe")
+"""The others normalise their keys behind the bias."""
 
 
 def refusal(config: dict[str, Any]) -> str | None:
@@ -79,7 +75,10 @@ def refusal(config: dict[str, Any]) -> str | None:
     if config.get("use_bidirectional_attention") in (True, "all"):
         return "attends to tokens ahead of a query, so no answer can be generated with it"
     if config.get("attention_bias") and architecture not in _KEY_BIAS_SERVED:
-        return f"sets attention_bias: {_KEY_BIAS}"
+        return (
+            "sets attention_bias: its keys have a bias, for which 4 bits may be too few, "
+            f"and {architecture!r} is not verified with keys of 8"
+        )
     if config.get("rope_scaling") and architecture in _ROPE_SCALING_IGNORED:
         return f"sets rope_scaling, which mlx_lm does not read for {architecture!r}"
     if (

@@ -18,9 +18,10 @@ from worker.engine import attention
 from worker.engine.architectures import VERIFIED_ARCHITECTURES, refusal
 from worker.engine.errors import EngineError
 from worker.engine.fingerprint import fingerprint
+from worker.engine.key_bits import describe, fewest_bits
 from worker.engine.kv_cache import KVCache
 from worker.engine.memory import device_bytes, require_memory
-from worker.engine.shapes import LayerShape, layer_shapes, text_config
+from worker.engine.shapes import KEY_BITS_MEASURED, LayerShape, layer_shapes, text_config
 from worker.engine.walk import Layer, walk
 
 
@@ -81,7 +82,8 @@ def load(folder: Path, model_id: str, memory_bytes: int | None = None) -> Model:
         )
     try:
         shapes = layer_shapes(config)
-        layouts = [TileLayout(s.head_dim, s.format) for s in shapes]
+        for shape in shapes:
+            TileLayout(shape.head_dim, shape.format)
     except (KeyError, TypeError, ValueError) as error:
         raise EngineError(
             "unsupported_head_size", f"Model {model_id}: its head size cannot be served: {error}."
@@ -106,24 +108,26 @@ def load(folder: Path, model_id: str, memory_bytes: int | None = None) -> Model:
         module.set_dtype(mx.float32)
         mx.eval(module.parameters())
     parts = walk(module, architecture)
-    full = next(shape for shape in shapes if shape.window is None)
+    if architecture in KEY_BITS_MEASURED:
+        shapes = fewest_bits(parts, shapes, tokenizer)
+    full = [shape for shape in shapes if shape.window is None and shape.source is None]
     kv_bits = sum(
-        2 * shape.num_kv_heads * shape.head_dim * layout.bits_per_element
-        for shape, layout in zip(shapes, layouts, strict=True)
-        if shape.window is None and shape.source is None
+        2 * shape.num_kv_heads * shape.head_dim * TileLayout(shape.head_dim, shape.format).bits_per_element
+        for shape in full
     )
+    kv_format = describe(shapes)
     card = ModelCard(
         id=model_id,
         architecture=architecture,
         context_tokens=int(config["max_position_embeddings"]),
         num_layers=len(shapes),
         num_q_heads=config["num_attention_heads"],
-        num_kv_heads=full.num_kv_heads,
-        head_dim=full.head_dim,
-        kv_format=full.format,
+        num_kv_heads=full[0].num_kv_heads,
+        head_dim=full[0].head_dim,
+        kv_format=kv_format,
         kv_bytes_per_token=kv_bits / 8,
         weights_bytes=sum(array.nbytes for _, array in tree_flatten(module.parameters())),
-        fingerprint=fingerprint(folder, full.format),
+        fingerprint=fingerprint(folder, kv_format),
         device=_device_name(on_cpu),
     )
     return Model(

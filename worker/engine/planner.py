@@ -36,12 +36,14 @@ class Plan:
     weights_bytes: int
     kv_fp16_bytes_per_token: int
     """What an ordinary cache takes in the layers that see all tokens, for comparison."""
+    kv_format: str
+    """Of blocks; loading a model may find that some of its layers need fewer bits."""
     kv_bytes_per_token: float
-    """int4c with its scales and means."""
+    """In blocks, with their scales and means."""
     window_bytes: int
     """What the layers take that see a window only, whatever the number of tokens."""
     kv_bytes: int
-    """int4c blocks, dense sinks and tails, and windows of all layers."""
+    """Blocks, dense sinks and tails, and windows of all layers."""
     hidden_bytes: int
     """The prefix's hidden states, kept from layer to layer."""
     layer_bytes: int
@@ -122,6 +124,7 @@ def plan(
         num_tokens=num_tokens,
         weights_bytes=weights_bytes(config, on_cpu),
         kv_fp16_bytes_per_token=2 * sum(map(_num_kv, full)),
+        kv_format=full[0].format,
         kv_bytes_per_token=block_bytes / BLOCK_TOKENS,
         window_bytes=window_bytes,
         kv_bytes=kv_bytes,

@@ -5,7 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-_HEADS_FILL_THE_WIDTH = ("mixtral", "phi3")
+_HEADS_FILL_THE_WIDTH = ("mixtral", "phi3", "qwen2")
+KEYS_WITH_A_BIAS = ("gpt_oss", "qwen2")
+"""It is no block's mean any more once RoPE has turned it."""
+KEY_BITS_MEASURED = ("qwen2",)
+"""Loading the model finds which layers need 8 bits. gpt_oss keeps them in all: no real one was looked at."""
 _WRAPPED = {"gemma3": "gemma3_text", "gemma4": "gemma4_text"}
 """Text beside vision: the sizes stand in `text_config`."""
 _WRAPPERS_HEADS = {"gemma3_text": (8, 4), "gemma4_text": (8, 1)}
@@ -36,6 +40,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
     "gpt_oss": {"sliding_window": 128},
+    "qwen2": {"max_position_embeddings": 32768, "tie_word_embeddings": True},
 }
 """What published configs leave out, as mlx_lm fills it in."""
 
@@ -51,7 +56,7 @@ class LayerShape:
     source: int | None = None
     """The layer whose keys and values this one reads, having none of its own."""
     format: Literal["int4c", "k8v4"] = "int4c"
-    """Of its blocks, one of `kernels.FORMATS`."""
+    """Of its blocks, one of `kernels.FORMATS`; from a config, with the most bits that the layer may need."""
 
 
 def text_config(config: dict[str, Any]) -> dict[str, Any]:
@@ -99,8 +104,7 @@ def layer_shapes(config: dict[str, Any]) -> list[LayerShape]:
     config = text_config(config)
     num_kv_heads = int(config.get("num_key_value_heads") or config["num_attention_heads"])
     types, architecture = layer_types(config), config["model_type"]
-    # The bias of gpt_oss's keys is no block's mean any more once RoPE has turned it.
-    format: Literal["int4c", "k8v4"] = "k8v4" if architecture == "gpt_oss" else "int4c"
+    format: Literal["int4c", "k8v4"] = "k8v4" if architecture in KEYS_WITH_A_BIAS else "int4c"
     shapes = []
     for kind in types:
         dim, heads = head_dim(config), num_kv_heads

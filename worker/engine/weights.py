@@ -131,6 +131,8 @@ def _num_vector_elements(config: dict[str, Any]) -> int:
         num_q, num_kv = config["num_attention_heads"] * shape.head_dim, shape.num_kv_heads * shape.head_dim
         num_experts, inner = experts(config, layer)
         total += 2 * width
+        if architecture == "qwen2":
+            total += num_q + 2 * num_kv
         if architecture.startswith("qwen3"):
             total += 2 * shape.head_dim
         if architecture == "gemma3_text":

@@ -71,6 +71,7 @@ OWN_SHAPE = {
     },
     "mixtral": HEADS_FILL_THE_WIDTH | {"num_local_experts": 4, "num_experts_per_tok": 2},
     "phi3": HEADS_FILL_THE_WIDTH | {"partial_rotary_factor": 0.75},
+    "qwen2": HEADS_FILL_THE_WIDTH,
     "qwen3_moe": {
         "num_experts": 4,
         "num_experts_per_tok": 2,
@@ -95,6 +96,8 @@ def tiny_config(architecture):
 
 
 def random_weight(architecture, name, like):
+    if architecture == "qwen2" and name.endswith("k_proj.bias") and "layers.1." not in name:
+        return mx.random.normal(like.shape) * 20  # as in some layers of real ones
     if "norm" not in name:
         return mx.random.normal(like.shape) * 2 / like.shape[-1] ** 0.5
     if architecture.startswith("gemma3"):

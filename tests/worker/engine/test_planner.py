@@ -134,7 +134,9 @@ def test_the_measured_peak_is_within_15_percent(model, num_blocks):
     assert planned == pytest.approx(measured, rel=0.15)
 
 
-@pytest.mark.parametrize("architecture", ["gpt_oss", "mistral", "mixtral", "phi3", "qwen3", "qwen3_moe"])
+@pytest.mark.parametrize(
+    "architecture", ["gpt_oss", "mistral", "mixtral", "phi3", "qwen2", "qwen3", "qwen3_moe"]
+)
 def test_the_measured_peak_of_other_layers_is_within_15_percent(architecture, smollm2, tmp_path):
     """Layers wide enough that their activations count."""
     wide = {"hidden_size": 512, "num_attention_heads": 8, "intermediate_size": 1024}
@@ -204,7 +206,7 @@ def test_the_table_of_a_model_folder(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("changes", "options", "reason"),
     [
-        ({"model_type": "qwen2"}, [], "'qwen2', which is not verified: its keys have a bias"),
+        ({"model_type": "gemma2"}, [], "'gemma2', which is not verified: it caps its attention scores"),
         ({}, ["--context", "200000"], "context of 131072"),
         ({}, ["--memory", "much"], "--memory much"),
         ({"vocab_size": None}, [], "states no 'vocab_size'"),
@@ -221,3 +223,9 @@ def test_planning_loads_no_mlx():
     code = "import sys, worker.plan; print(*{n.partition('.')[0] for n in sys.modules})"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert "mlx" not in loaded.split()
+
+
+def test_the_table_names_the_most_bits_that_a_model_may_need(tmp_path, capsys):
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B | {"model_type": "qwen2"}))
+    assert command.main([str(tmp_path), "--memory", "64GB"]) == 0
+    assert "KV k8v4" in capsys.readouterr().out

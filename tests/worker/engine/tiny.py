@@ -8,7 +8,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 from mlx_lm.utils import _get_classes
 
-from tests.worker.engine.test_architectures import OWN_SHAPE, SHAPE
+from tests.worker.engine.test_architectures import OWN_SHAPE, SHAPE, random_weight
 from worker.engine import model as model_loader
 from worker.engine.model import Model
 
@@ -21,9 +21,7 @@ def load_tiny(path: Path, smollm2: Path, model_type: str = "llama", **changes) -
     (path / "config.json").write_text(json.dumps(config))
     make, args = _get_classes(config)
     mx.random.seed(5)
-    weights = {
-        name: mx.ones(w.shape) if "norm" in name else mx.random.normal(w.shape) * 2 / w.shape[-1] ** 0.5
-        for name, w in tree_flatten(make(args.from_dict(config)).parameters())
-    }
+    parameters = tree_flatten(make(args.from_dict(config)).parameters())
+    weights = {name: random_weight(model_type, name, w) for name, w in parameters}
     mx.save_safetensors(str(path / "model.safetensors"), weights, {"format": "mlx"})
     return model_loader.load(path, "tiny")
