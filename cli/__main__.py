@@ -32,6 +32,7 @@ for command in (
 ):
     app.command()(command)
 app.add_typer(keys.app, name="keys")
+prefixes.app.command()(jobs.warm)
 app.add_typer(prefixes.app, name="prefixes")
 app.add_typer(webhooks.app, name="webhooks")
 

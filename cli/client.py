@@ -133,6 +133,11 @@ class Client:
         answer = self._call("POST", "/v1/jobs", json=spec.model_dump(mode="json"), timeout=300.0)
         return Job.model_validate(answer.json())
 
+    def warm(self, documents: list[str], model: str | None = None, thinking: bool = False) -> Job:
+        """Have documents read and their prefix stored."""
+        body = {"documents": documents, "model": model, "thinking": thinking}
+        return Job.model_validate(self._call("POST", "/v1/prefixes", json=body, timeout=300.0).json())
+
     def job(self, job_id: str) -> Job:
         return Job.model_validate(self._call("GET", f"/v1/jobs/{job_id}").json())
 

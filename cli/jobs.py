@@ -93,6 +93,30 @@ def ask(
         _finish(client, _watch(client, job.id), as_json)
 
 
+def warm(
+    source: Source,
+    model: Model = None,
+    thinking: Annotated[
+        bool,
+        typer.Option("--thinking", help="For jobs that let the model think, where its prompt says so first."),
+    ] = False,
+    wait: Annotated[bool, typer.Option(help="Watch it until its prefix is stored.")] = True,
+) -> None:
+    """Read a document on a worker and store its prefix, so that the first question needn't wait for it."""
+    with connected() as client:
+        job = client.warm([_document_id(client, source)], model, thinking)
+        if not wait:
+            print(job.id)
+            return
+        _fail_unless_succeeded(_watch(client, job.id))
+        found = client.result(job.id)
+    if found.prefix_id is None:
+        say("nothing is stored: under 192 tokens are not, and the worker's log says where there was no room")
+        raise typer.Exit(EXIT_FAILED)
+    usage = found.usage
+    print(f"{found.prefix_id}: {usage.prompt_tokens:,} tokens, {usage.cached_tokens:,} of them before")
+
+
 def status(job_id: str, as_json: AsJson = False) -> None:
     """Say where a job stands."""
     with connected() as client:

@@ -1,5 +1,7 @@
 """`longleaf prefixes`: the stored prefixes of this machine's data folder, without a server or a model.
 
+Only `warm` speaks to the API: it is a job, and with the others of `cli.jobs`.
+
 Exit status: 0 ok, 1 something stored is bad, 2 refused or misused.
 """
 

@@ -6,7 +6,7 @@ Pydantic models and names only. It knows no database, no queue library and no mo
 from jobs.events import Event, EventType, Progress
 from jobs.models import ModelCard
 from jobs.result import Output, Problem, Result, Timing, Usage
-from jobs.spec import Ask, JobSpec, Prompt, Summarize, parse_spec
+from jobs.spec import Ask, JobSpec, Prompt, Summarize, Warm, parse_spec
 from jobs.states import TERMINAL, State, can_move
 from jobs.wire import (
     CONTROL_KEY,
@@ -53,6 +53,7 @@ __all__ = [
     "Summarize",
     "Timing",
     "Usage",
+    "Warm",
     "WorkerStatus",
     "can_move",
     "control_key",

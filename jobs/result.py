@@ -50,13 +50,16 @@ class Output(BaseModel):
 
 
 class Result(BaseModel):
-    """The result of a job: one output for summarize and prompt, one per question for ask."""
+    """The result of a job: one output for summarize and prompt, one per question for ask, none for warm."""
 
     type: str
     model: str
     outputs: list[Output]
     usage: Usage
+    """Of a warm job: the tokens of the prefix."""
     timing: Timing
+    prefix_id: str | None = None
+    """Of a warm job: the prefix that is stored; None where none is, too short or without room."""
 
 
 class Problem(BaseModel):

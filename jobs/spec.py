@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, TypeAdapter
@@ -25,13 +25,28 @@ def _http_url(url: str) -> str:
 CallbackUrl = Annotated[str, Field(max_length=2048), AfterValidator(_http_url)]
 
 
-class _Spec(BaseModel):
+class _Reading(BaseModel):
+    """What every job says."""
+
     model_config = ConfigDict(extra="forbid", str_strip_whitespace=True)
 
     documents: list[str] = Field(min_length=1, max_length=64)
     """Document ids, in the order in which the model reads them."""
     model: str | None = None
     """Model id; the server's default where it is absent."""
+    thinking: bool = False
+    """Whether a model that can think is asked to. What it thinks is kept apart from the answer."""
+    priority: Literal["high", "normal", "low"] = "normal"
+    """A job is passed by a higher one that comes within 10 minutes after it, a low one within an hour."""
+    callback_url: CallbackUrl | None = None
+    """Where the end of the job is told, with a POST that is signed."""
+    expires_after: int | None = Field(default=None, ge=1, le=2_592_000)
+    """Seconds from acceptance after which an unfinished job expires; never where it is absent."""
+
+
+class _Answering(_Reading):
+    """What a job says that has answers."""
+
     max_output_tokens: int = Field(default=512, ge=1, le=32_768)
     """For each answer of the job, not for all of them together; thinking counts."""
     temperature: float = Field(default=0.0, ge=0.0, le=2.0)
@@ -51,45 +66,45 @@ class _Spec(BaseModel):
     """The same seed gives the same answer; the n-th question of a job counts from `seed` + n."""
     stop: list[StopString] = Field(default=[], max_length=8)
     """Strings that end an answer and are not part of it. Thinking is not searched."""
-    thinking: bool = False
-    """Whether a model that can think is asked to. What it thinks is kept apart from the answer."""
     reuse: bool = True
     """Whether stored prefixes may be read and written for this job."""
-    priority: Literal["high", "normal", "low"] = "normal"
-    """A job is passed by a higher one that comes within 10 minutes after it, a low one within an hour."""
-    callback_url: CallbackUrl | None = None
-    """Where the end of the job is told, with a POST that is signed."""
-    expires_after: int | None = Field(default=None, ge=1, le=2_592_000)
-    """Seconds from acceptance after which an unfinished job expires; never where it is absent."""
 
 
-class Summarize(_Spec):
+class Summarize(_Answering):
     """A summary of the documents, optionally with a focus ("the financial risks")."""
 
     type: Literal["summarize"] = "summarize"
     focus: Text | None = None
 
 
-class Ask(_Spec):
+class Ask(_Answering):
     """One or many questions over the same documents; each is answered on its own."""
 
     type: Literal["ask"] = "ask"
     questions: list[Text] = Field(min_length=1, max_length=256)
 
 
-class Prompt(_Spec):
+class Prompt(_Answering):
     """The caller's own instruction, placed after the documents."""
 
     type: Literal["prompt"] = "prompt"
     instruction: Text
 
 
-JobSpec = Annotated[Summarize | Ask | Prompt, Field(discriminator="type")]
+class Warm(_Reading):
+    """Only reads the documents and stores their prefix, so that a later job needn't."""
 
-_adapter: TypeAdapter[Summarize | Ask | Prompt] = TypeAdapter(JobSpec)
+    type: Literal["warm"] = "warm"
+    max_output_tokens: ClassVar[int] = 0
+    reuse: ClassVar[bool] = True
 
 
-def parse_spec(data: Any) -> Summarize | Ask | Prompt:
+JobSpec = Annotated[Summarize | Ask | Prompt | Warm, Field(discriminator="type")]
+
+_adapter: TypeAdapter[Summarize | Ask | Prompt | Warm] = TypeAdapter(JobSpec)
+
+
+def parse_spec(data: Any) -> Summarize | Ask | Prompt | Warm:
     """Validate a JSON-like object as a job.
 
     Raises:

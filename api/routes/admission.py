@@ -11,7 +11,7 @@ from api.models import Document
 from api.problems import ApiError, shown
 from api.routes.documents import not_found
 from api.services import Services
-from jobs import Ask, JobSpec, Prompt, WorkerStatus
+from jobs import Ask, JobSpec, Prompt, Summarize, Warm, WorkerStatus
 
 
 def known_models(services: Services, workers: list[WorkerStatus]) -> list[str]:
@@ -86,7 +86,7 @@ def prompt_tokens(services: Services, spec: JobSpec, documents: list[Document], 
 
 
 def num_outputs(spec: JobSpec) -> int:
-    return len(_instructions(spec))
+    return 0 if isinstance(spec, Warm) else len(_instructions(spec))
 
 
 def _check_callback(services: Services, spec: JobSpec) -> None:
@@ -135,4 +135,6 @@ def _instructions(spec: JobSpec) -> list[str]:
         return list(spec.questions)
     if isinstance(spec, Prompt):
         return [spec.instruction]
-    return [spec.focus or ""]
+    if isinstance(spec, Summarize):
+        return [spec.focus or ""]
+    return [""]

@@ -30,7 +30,7 @@ from jobs import TERMINAL, JobSpec, State
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
 ENDED: dict[int | str, dict[str, Any]] = {200: {"description": "The job, which has ended."}}
-_SPEC_SCHEMA = {
+SUBMIT_HEADERS: dict[str, Any] = {
     "parameters": [
         {
             "in": "header",
@@ -46,17 +46,23 @@ _SPEC_SCHEMA = {
             "example": "wait=30",
         },
     ],
-    "requestBody": SPEC_BODY,
 }
 
 
-@router.post("", status_code=202, responses=ENDED, openapi_extra=_SPEC_SCHEMA)
+@router.post("", status_code=202, responses=ENDED, openapi_extra=SUBMIT_HEADERS | {"requestBody": SPEC_BODY})
 async def create_job(request: Request, services: ServicesDep, caller: CallerDep) -> JSONResponse:
     """Accept a job. It is in the database when this answers and will reach an end whatever happens.
 
     202 while it has not ended, 200 once it has: within `Prefer: wait`, or found by its Idempotency-Key.
     """
     data, spec = await read_spec(request)
+    return await submitted(request, services, caller, data, spec)
+
+
+async def submitted(
+    request: Request, services: Services, caller: Caller, data: Any, spec: JobSpec
+) -> JSONResponse:
+    """The answer to a request for a job, by what its headers ask for beside its body."""
     key = idempotency.checked_key(request.headers.getlist(idempotency.HEADER))
     digest = idempotency.digest(data) if key is not None else ""
     job, is_new = await anyio.to_thread.run_sync(_create_once, services, caller, spec, key, digest)

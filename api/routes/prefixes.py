@@ -1,4 +1,7 @@
-"""/v1/prefixes: the stored prefixes of live workers; those that hold one are asked to pin or remove it."""
+"""/v1/prefixes: the stored prefixes of live workers; those that hold one are asked to pin or remove it.
+
+To make one is a job like others.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse
 from redis.exceptions import RedisError
 
 from api.gate import CallerDep
 from api.prefixes import Prefix
 from api.problems import ApiError, shown
+from api.routes.jobs import ENDED, SUBMIT_HEADERS, submitted
 from api.routes.paging import iso
+from api.routes.spec_body import WARM_BODY, read_warm
 from api.services import Services, ServicesDep
 
 router = APIRouter(prefix="/v1/prefixes", tags=["prefixes"])
@@ -23,6 +29,13 @@ def list_prefixes(services: ServicesDep, caller: CallerDep) -> dict[str, Any]:
     """The last used first; of each worker the 500 that it used last."""
     with _redis_answers():
         return {"data": [_view(prefix) for prefix in services.prefixes.of_tenant(caller.tenant)]}
+
+
+@router.post("", status_code=202, responses=ENDED, openapi_extra=SUBMIT_HEADERS | {"requestBody": WARM_BODY})
+async def warm_prefix(request: Request, services: ServicesDep, caller: CallerDep) -> JSONResponse:
+    """Accept a job that reads documents and stores their prefix: the same as a job of the type `warm`."""
+    data, spec = await read_warm(request)
+    return await submitted(request, services, caller, data, spec)
 
 
 @router.delete("", status_code=202)

@@ -9,6 +9,7 @@ from api_rig import Api, FakeWorker, held
 
 from api.models import Tenant
 from api.tenants import prefix_salt
+from jobs import Warm
 from jobs.prefixes import HOLDINGS_KEY, PrefixCommand, commands_key, holdings_key, prefix_owner
 
 A, B, C = "a" * 32, "b" * 32, "c" * 32
@@ -85,6 +86,49 @@ def test_every_live_worker_is_asked_to_forget_what_is_the_callers_alone(api: Api
     assert (answer.status_code, answer.json()) == (202, {"workers": ["w1", "w2"]})
     for told in (commands(api, worker), commands(api, other)):
         assert [(c.op, c.id, c.owner) for c in told] == [("forget", "", owner)]
+
+
+def test_a_prefix_is_warmed_by_a_job(api: Api, worker: FakeWorker) -> None:
+    document = api.upload()
+    headers = {"Idempotency-Key": "once"}
+    answers = [api.http.post("/v1/prefixes", json={"documents": [document]}, headers=headers) for _ in "ab"]
+    job = answers[0].json()
+    assert [answer.status_code for answer in answers] == [202, 202]
+    assert answers[1].json()["id"] == job["id"]
+    assert answers[0].headers["Location"] == job["links"]["self"]
+    assert (job["type"], job["state"]) == ("warm", "queued")
+    request = worker.take()
+    assert isinstance(request.spec, Warm)
+    assert [ref.id for ref in request.documents] == [document]
+
+
+def test_a_job_of_the_type_warm_is_the_same(api: Api) -> None:
+    document = api.upload()
+    one = api.http.post("/v1/prefixes", json={"documents": [document], "expires_after": 60}).json()
+    body = {"type": "warm", "documents": [document], "expires_after": 60}
+    other = api.http.post("/v1/jobs", json=body).json()
+    assert one["spec"] == other["spec"]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code"),
+    [
+        ({"documents": ["doc_none"]}, 404, "document_not_found"),
+        ({"documents": []}, 422, "invalid_request"),
+        ({"documents": ["doc_none"], "questions": ["Why?"]}, 422, "invalid_request"),
+        ({"documents": ["doc_none"], "type": "ask"}, 422, "invalid_request"),
+        ([], 422, "invalid_request"),
+    ],
+)
+def test_what_cannot_be_warmed_is_refused_as_a_job_is(api: Api, body: Any, status: int, code: str) -> None:
+    answer = api.http.post("/v1/prefixes", json=body)
+    assert (answer.status_code, answer.json()["code"]) == (status, code)
+
+
+def test_documents_over_the_context_are_not_warmed(api: Api) -> None:
+    answer = api.http.post("/v1/prefixes", json={"documents": [api.upload("word " * 3000)]})
+    assert (answer.status_code, answer.json()["code"]) == (413, "context_exceeded")
+    assert answer.json()["params"]["max_output_tokens"] == 0
 
 
 @pytest.mark.parametrize("prefix_id", [B, "..", "*", "x" * 500])

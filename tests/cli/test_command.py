@@ -186,3 +186,31 @@ def test_plan_of_a_model_that_is_not_there_exits_with_2(tmp_path: Path) -> None:
     done = longleaf(tmp_path, "plan", "nobody/nothing")
     assert done.returncode == 2
     assert "python -m worker.models pull nobody/nothing" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("prefix_id", "status", "said"),
+    [("ab" * 16, 0, f"{'ab' * 16}: 448 tokens, 320 of them before"), (None, 1, "nothing is stored")],
+)
+def test_a_document_is_warmed_and_the_prefix_named(
+    tmp_path: Path, prefix_id: str | None, status: int, said: str
+) -> None:
+    bodies = []
+
+    def answer(request: Request) -> None:
+        if request.path == "/v1/prefixes":
+            bodies.append(json.loads(request.body))
+            request.reply(202, JOB | {"type": "warm"})
+        elif request.path.endswith("/result"):
+            usage = {"prompt_tokens": 448, "cached_tokens": 320, "prefilled_tokens": 128}
+            result = {"type": "warm", "outputs": [], "usage": usage, "prefix_id": prefix_id}
+            request.reply(200, RESULT | result)
+        else:
+            finished_job(request)
+
+    with fake_api(answer) as url:
+        done = longleaf(tmp_path, "prefixes", "warm", "doc_1", "--model", "m", api=url)
+    assert (done.returncode, bodies) == (
+        status, [{"documents": ["doc_1"], "model": "m", "thinking": False}],
+    )  # fmt: skip
+    assert said in done.stdout + done.stderr

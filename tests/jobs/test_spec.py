@@ -3,7 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
-from jobs import Ask, parse_spec
+from jobs import Ask, Warm, parse_spec
 
 ASK = {"type": "ask", "documents": ["doc_1"], "questions": ["Who?"]}
 
@@ -46,3 +46,14 @@ def test_what_is_out_of_bounds_is_refused_with_the_field_and_the_bound(field, va
     first = caught.value.errors()[0]
     assert first["loc"][1] == field
     assert named in first["msg"]
+
+
+def test_a_warm_job_has_no_answer_to_say_anything_of():
+    spec = parse_spec({"type": "warm", "documents": ["doc_1"], "priority": "low"})
+    assert isinstance(spec, Warm)
+    assert spec.model_dump(exclude_none=True) == {
+        "type": "warm", "documents": ["doc_1"], "priority": "low", "thinking": False,
+    }  # fmt: skip
+    for field in ("max_output_tokens", "temperature", "reuse"):
+        with pytest.raises(ValidationError, match="not permitted"):
+            parse_spec({"type": "warm", "documents": ["doc_1"], field: 1})

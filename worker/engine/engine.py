@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -44,7 +45,7 @@ log = logging.getLogger("worker.engine")
 MAX_KERNEL_ERROR = 0.01
 """Relative, against float32 on the same codes: float16 arithmetic stays ten times below it."""
 
-__all__ = ["Document", "Engine", "EngineError", "Request", "Sampling", "Stopped"]
+__all__ = ["Document", "Engine", "EngineError", "Request", "Sampling", "Stopped", "Warmed"]
 
 
 @dataclass(frozen=True)
@@ -110,6 +111,17 @@ class _Work:
             ),
             prefix=prefix,
         )
+
+
+@dataclass(frozen=True)
+class Warmed:
+    """What was read for later."""
+
+    prefix_id: str | None
+    """The stored prefix; None where nothing is stored, for want of tokens, room or a store."""
+    usage: Usage
+    """Of the prefix."""
+    timing: Timing
 
 
 class Engine:
@@ -219,19 +231,56 @@ class Engine:
             self._check_context(work)
             self._check_memory(work)
         outputs: list[Output] = []
-        try:
+        with self._whole_or_forgotten(works):
             for group in self._groups(works):
                 outputs += self._answer_group(group, reuse, salt)
+        if not reuse:
+            self._forget()
+        return outputs
+
+    def warm(
+        self, documents: Sequence[Document], report: Report, thinking: bool = False, salt: bytes = b""
+    ) -> Warmed:
+        """Read documents as `answer` does, and store their prefix for whatever is asked about them.
+
+        Args:
+            thinking: as what is asked will have it, where the template says it before the documents.
+            salt: whose prefix.
+
+        Raises:
+            EngineError, Stopped: as `generate`.
+        """
+        prompt = self._prompts.build(documents, "", thinking)
+        work = _Work(prompt, Request("", Sampling(max_output_tokens=0, thinking=thinking), report))
+        self._check_context(work)
+        self._check_memory(work)
+        prefix = Prefix(self.card.fingerprint, prompt.head, salt, self._store)
+        with self._whole_or_forgotten([work]):
+            began = time.perf_counter()
+            cache, num_cached = self._restore(prefix, work.num_spare, True, report)
+            restored = time.perf_counter()
+            self._complete_prefix(cache, prefix, work.num_spare, True, report)
+        is_kept = prefix.num_blocks and self._is_stored
+        num_tokens = len(prefix.tokens)
+        return Warmed(
+            prefix_id=prefix.keys[-1].hex if is_kept else None,
+            usage=Usage(
+                prompt_tokens=num_tokens, cached_tokens=num_cached, prefilled_tokens=num_tokens - num_cached
+            ),
+            timing=Timing(restore_s=restored - began, prefill_s=time.perf_counter() - restored),
+        )
+
+    @contextmanager
+    def _whole_or_forgotten(self, works: Sequence[_Work]) -> Iterator[None]:
+        """A cache that was stopped half-way through a step is of no use to the next request."""
+        try:
+            yield
         except BaseException as error:
-            # A cache that was stopped half-way through a step is of no use to the next request.
             self._forget()
             mx.clear_cache()
             if is_out_of_memory(error):
                 raise self._out_of_memory(works, error) from error
             raise
-        if not reuse:
-            self._forget()
-        return outputs
 
     def _groups(self, works: Sequence[_Work]) -> list[list[_Work]]:
         """Neighbours that share a prefix and fit into dense tails, together; any other by itself."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from jobs import Ask, JobSpec, Output, Result, Summarize, Timing, Usage
+from jobs import Ask, JobSpec, Output, Prompt, Result, Summarize, Timing, Usage, Warm
 from worker.engine.engine import Document, Engine, Request, Sampling
 from worker.engine.report import Report
 
@@ -21,7 +21,7 @@ class JobReport(Protocol):
         """Where output `index`, from 0, is reported; all of a job may be in hand at once."""
 
 
-def instructions(spec: JobSpec) -> list[tuple[str | None, str]]:
+def instructions(spec: Summarize | Ask | Prompt) -> list[tuple[str | None, str]]:
     """(question, instruction) for each output of a job."""
     if isinstance(spec, Summarize):
         return [(None, SUMMARIZE if spec.focus is None else f"{SUMMARIZE}\n{FOCUS.format(focus=spec.focus)}")]
@@ -42,6 +42,16 @@ def run(
         EngineError: if the engine refuses it.
         Stopped: if the report says so.
     """
+    if isinstance(spec, Warm):
+        warmed = engine.warm(documents, report.output(0, 1), spec.thinking, salt)
+        return Result(
+            type=spec.type,
+            model=engine.card.id,
+            outputs=[],
+            usage=warmed.usage,
+            timing=warmed.timing,
+            prefix_id=warmed.prefix_id,
+        )
     wanted = instructions(spec)
     requests = [
         Request(instruction, _sampling(spec, index), report.output(index, len(wanted)))
@@ -61,7 +71,7 @@ def run(
     )
 
 
-def _sampling(spec: JobSpec, index: int) -> Sampling:
+def _sampling(spec: Summarize | Ask | Prompt, index: int) -> Sampling:
     """For output `index`: each has a seed of its own."""
     return Sampling(
         max_output_tokens=spec.max_output_tokens,
@@ -78,7 +88,7 @@ def _sampling(spec: JobSpec, index: int) -> Sampling:
     )
 
 
-def _penalty(spec: JobSpec) -> float:
+def _penalty(spec: Summarize | Ask | Prompt) -> float:
     if spec.repetition_penalty is not None:
         return spec.repetition_penalty
     return SUMMARY_PENALTY if isinstance(spec, Summarize) else 1.0

@@ -2,9 +2,10 @@
 
 import pytest
 
-from jobs import Ask, Prompt
+from cache_store import SnapshotStore, stored_prefixes
+from jobs import Ask, Prompt, Warm
 from worker import tasks
-from worker.engine.engine import Document
+from worker.engine.engine import Document, Engine, EngineError
 from worker.engine.report import Silent
 
 NOTE = [Document("n", "The lighthouse was built in 1871 by the harbour board. Its keeper was Agnes Tull.")]
@@ -65,3 +66,39 @@ def test_the_fields_of_a_job_reach_the_answer(engine):
     assert "built" in output.text
     assert "187" not in output.text
     assert output.thinking is None
+
+
+def test_a_warm_job_leaves_a_prefix_that_the_first_question_is_answered_from(model, store, document, answer):
+    text, job = document(460), Job()
+    result = tasks.run(Engine(model, store), Warm(documents=["d"]), [text], job)
+    assert (result.type, result.outputs, list(job.texts)) == ("warm", [], [(0, 1)])
+    usage = result.usage
+    assert (usage.prompt_tokens, usage.cached_tokens, usage.prefilled_tokens, usage.output_tokens) == (
+        448, 0, 448, 0,
+    )  # fmt: skip
+    (stored,) = stored_prefixes(store)
+    assert (stored.key.hex, stored.num_tokens) == (result.prefix_id, 448)
+    first = answer(Engine(model, store), text)
+    assert first.usage.cached_tokens == 448
+    assert first.text == answer(Engine(model, None), text).text
+
+
+def test_what_was_read_before_is_not_read_again_to_warm_it(model, store, document, answer):
+    engine, text = Engine(model, store), document(460)
+    answer(engine, text)
+    for warmed in (engine.warm([text], Silent()), Engine(model, store).warm([text], Silent())):
+        assert (warmed.usage.cached_tokens, warmed.usage.prefilled_tokens) == (448, 0)
+        assert warmed.prefix_id == stored_prefixes(store)[0].key.hex
+
+
+def test_what_is_not_stored_has_no_prefix_id(model, store, tmp_path, document):
+    no_room = SnapshotStore(tmp_path / "tiny", budget_bytes=10_000, min_free_bytes=0)
+    for engine, num_tokens in (
+        (Engine(model, store), 190), (Engine(model, no_room), 330), (Engine(model, None), 330),
+    ):  # fmt: skip
+        assert engine.warm([document(num_tokens)], Silent()).prefix_id is None
+
+
+def test_documents_over_the_context_are_not_warmed(engine, document):
+    with pytest.raises(EngineError, match="context of 8,192"):
+        engine.warm([document(8200)], Silent())
