@@ -9,7 +9,9 @@ whole blocks. Layers that see a window only are in window.py. It knows no model 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any, Protocol
 
 import mlx.core as mx
 
@@ -24,9 +26,9 @@ from kernels import (
     encode,
     prefill_attention,
 )
-from worker.engine.attention import Handle
+from worker.engine.attention import Handle, Owner
 from worker.engine.shapes import LayerShape
-from worker.engine.window import WindowLayer
+from worker.engine.window import WindowLayer, WindowMark
 
 SINK_TOKENS = 64
 """The first tokens, which every later one attends to strongly: kept dense, outside all statistics."""
@@ -234,19 +236,35 @@ class CompressedLayer:
         self.num_blocks = end
 
 
+class Lender(Owner, Protocol):
+    """A layer whose keys and values another one reads."""
+
+    @property
+    def offset(self) -> Any:
+        """How many tokens it holds; an array where they are those of several rows."""
+
+
 class BorrowedLayer:
     """A layer without keys and values of its own: its queries read another's, updated before it."""
 
-    def __init__(self, source: CompressedLayer | WindowLayer) -> None:
-        self._source = source
+    def __init__(self, source: Lender) -> None:
+        self.source = source
 
     def handles(self, like: mx.array) -> tuple[Handle, Handle]:
-        handle = Handle(self._source, like)
+        handle = Handle(self.source, like)
         return handle, handle
 
-    def offset(self, num_new: int) -> int:
+    def offset(self, num_new: int) -> Any:
         """The position of the first of `num_new` tokens that the other layer holds already."""
-        return self._source.offset - num_new
+        return self.source.offset - num_new
+
+
+@dataclass(frozen=True)
+class CacheMark:
+    """A moment of one sequence."""
+
+    num_tokens: int
+    windows: list[WindowMark]
 
 
 class KVCache:
@@ -309,18 +327,29 @@ class KVCache:
         Raises:
             ValueError: if the dense ends hold fewer.
         """
-        for layer in self._owners:
+        for layer in self.owners:
             layer.drop(num_tokens)
 
-    def dense_bytes(self, num_tokens: int) -> int:
-        """What so many dense tokens take in all layers."""
-        per_token = sum(2 * o.shape.num_kv_heads * o.shape.head_dim for o in self._owners)
-        return int(per_token * num_tokens * self.dtype.size)
+    def mark(self) -> CacheMark:
+        """This moment, for `back_to`."""
+        return CacheMark(self.num_tokens, [window.mark() for window in self.windows])
+
+    def back_to(self, mark: CacheMark) -> None:
+        """Forget what came after a moment, with windows that have moved since.
+
+        Raises:
+            ValueError: if it was encoded meanwhile.
+        """
+        for layer in self.compressed:
+            layer.drop(layer.offset - mark.num_tokens)
+        for window, then in zip(self.windows, mark.windows, strict=True):
+            window.back_to(then)
 
     def arrays(self) -> list[mx.array]:
         """Everything that a step may have left unevaluated."""
-        return [array for layer in self._owners for array in layer.arrays()]
+        return [array for layer in self.owners for array in layer.arrays()]
 
     @property
-    def _owners(self) -> list[CompressedLayer | WindowLayer]:
+    def owners(self) -> list[CompressedLayer | WindowLayer]:
+        """The layers that hold keys and values."""
         return [*self.compressed, *self.windows]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import mlx.core as mx
 
 from kernels import BLOCK_TOKENS, MAX_QUERIES, CacheView, decode_attention, prefill_attention
@@ -10,6 +12,16 @@ from worker.engine.shapes import LayerShape
 
 SPARE_TOKENS = BLOCK_TOKENS + MAX_QUERIES
 """Room behind the window: it moves once in so many tokens, not with each."""
+
+
+@dataclass(frozen=True)
+class WindowMark:
+    """A moment of one window."""
+
+    k: mx.array
+    v: mx.array
+    num_held: int
+    offset: int
 
 
 class WindowLayer:
@@ -74,6 +86,14 @@ class WindowLayer:
                 "rewind to the prefix instead"
             )
         self.offset, self._num = num_left, self._num - num_tokens
+
+    def mark(self) -> WindowMark:
+        """What is held at this moment, for `back_to`. While it is kept, the next update copies the window."""
+        return WindowMark(self._k, self._v, self._num, self.offset)
+
+    def back_to(self, mark: WindowMark) -> None:
+        """Hold what was held then, whatever has been pushed out of the window since."""
+        self._k, self._v, self._num, self.offset = mark.k, mark.v, mark.num_held, mark.offset
 
     def update_and_fetch(self, k: mx.array, v: mx.array) -> tuple[Handle, Handle]:
         num_new, room = k.shape[2], self._k.shape[2]

@@ -4,6 +4,9 @@ import pytest
 
 from tests.worker.engine.near_ties import num_near_ties, recording
 from tests.worker.engine.tiny import load_tiny
+from worker.engine import engine as engine_module
+from worker.engine import window
+from worker.engine.batch import decode_batch, row_bytes
 from worker.engine.engine import Document, Engine, Request, Sampling, Stopped
 from worker.engine.memory import require_memory
 from worker.engine.report import Silent
@@ -110,6 +113,20 @@ def test_every_rotation_takes_rows_at_different_places(tmp_path, smollm2, model_
     check_same_tokens(tiny, [Document("d", WORDS * 20)], requests(max_output_tokens=12))
 
 
+@pytest.mark.parametrize("model_type", ["gemma3_text", "gemma4_text", "gpt_oss", "mistral", "qwen2"])
+@pytest.mark.parametrize("num_words", [1, 20], ids=["no blocks", "blocks"])
+def test_windows_and_borrowed_layers_have_rows(tmp_path, smollm2, monkeypatch, model_type, num_words):
+    """Of 48 tokens: shorter than the longest question with its answer, so that each row's moves."""
+    monkeypatch.setattr(window, "SPARE_TOKENS", 16)
+    tiny = load_tiny(tmp_path, smollm2, model_type)
+    together = []
+    monkeypatch.setattr(
+        engine_module, "decode_batch", lambda *args: together.append(1) or decode_batch(*args)
+    )
+    check_same_tokens(tiny, [Document("d", WORDS * num_words)], requests(max_output_tokens=60))
+    assert together == [1]
+
+
 def test_a_seed_gives_one_text_alone_and_in_any_company(engine):
     def wanted(seeds):
         return [Request(QUESTIONS[3], Sampling(16, temperature=1.0, seed=s), Silent()) for s in seeds]
@@ -167,7 +184,7 @@ def test_more_questions_than_the_memory_holds_wait_for_a_row(model, document):
     num_suffix = max(len(p.tokens) for p in prompts) - 320
     limit = 10**12
     needed = limit - require_memory("m", model.config, 320 + num_suffix + 12, limit, num_suffix, 12)
-    row = model.new_cache().dense_bytes(256)
+    row = row_bytes(model.new_cache(), 256)
     few = Engine(model, None, memory_bytes=needed + 2 * row).answer(documents, wanted())
     num_steps = order[: order.index(("prefill", 2))].count(("decode", 0))
     assert num_steps >= min(output.usage.output_tokens for output in few[:2]) > 3
