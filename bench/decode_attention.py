@@ -5,11 +5,11 @@
 Every row is a chain of calls evaluated together, each call's queries the last one's output, over caches
 that rotate so that none is found in a processor's own memory. *_wall_ms is that chain's time per call. Where
 PyTorch is at hand on an NVIDIA machine, its profiler gives the sum of a call's kernel times, which *_ms
-holds; elsewhere *_ms is wall time too. floor_ms: the bytes of K and V over the bandwidth of a copy measured
-here. error: the largest difference from float32 on the same codes, over the largest value. scratch_bytes: the
-most memory that one call took beside the cache, its own result included. rows: query rows per KV head, batch
-rows over one prefix among them. Prints a table and one JSON line; the line is kept in
-bench/results/decode_attention.<device>.json, and a plot beside it.
+holds; elsewhere *_ms is wall time too. floor_ms: the bytes of K and V over the highest rate seen here, of a
+copy or of our own kernels reading the longest cache. error: the largest difference from float32 on the same
+codes, over the largest value. scratch_bytes: the most memory that one call took beside the cache, its own
+result included. rows: query rows per KV head, batch rows over one prefix among them. Prints a table and one
+JSON line; the line is kept in bench/results/decode_attention.<device>.json, and a plot beside it.
 """
 
 from __future__ import annotations
@@ -185,6 +185,16 @@ def copy_bandwidth(clock: Clock) -> float:
     return 2 * big.nbytes / ms * 1e3
 
 
+def read_bandwidth(clock: Clock, num_tokens: int) -> float:
+    """Bytes of KV per second that one call of ours takes in over so many tokens."""
+    case = Case(num_tokens, 32, 8, 128)
+    views = [make_view(case) for _ in "ab"]
+    q = mx.random.normal((1, 32, 1, 128)).astype(DTYPE)
+    ms, _ = clock(lambda i, x: ours(x, views[i % 2], 0.1), q)
+    mx.clear_cache()
+    return case.tile_bytes / ms * 1e3
+
+
 def measure(case: Case, clock: Clock, bandwidth: float, memory: float, kernels_only: bool) -> dict[str, Any]:
     scale, head_dim = case.head_dim**-0.5, case.head_dim
     copies = max(2, min(16, int(5e8 / (case.tile_bytes + 1)))) if ON_GPU else 2
@@ -319,9 +329,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "bench" / "results")
     args = parser.parse_args()
     clock = Clock(args.limit_s)
-    bandwidth = copy_bandwidth(clock)
+    copy, read = copy_bandwidth(clock), read_bandwidth(clock, max(args.tokens))
+    bandwidth = max(copy, read)
     device = device_name()
-    print(f"{device}: copy {bandwidth / 1e9:.0f} GB/s, kernel times from {clock.name}", flush=True)
+    print(
+        f"{device}: copy {copy / 1e9:.0f} GB/s, read {read / 1e9:.0f} GB/s, kernel times from {clock.name}",
+        flush=True,
+    )
     columns = ("ours", "ours_wall", "mlx_sdpa_fp16", "mlx_lm_quantized", "dequantize_sdpa", "floor")
     print(
         f"{'tokens':>8} {'q/kv':>6} {'D':>4} {'rows':>4} {'format':>8} "
@@ -330,7 +344,12 @@ def main() -> None:
     )
     result: dict[str, Any] = {
         "bench": "decode_attention",
-        "machine": {"device": device, "system": platform.platform(), "copy_gb_s": bandwidth / 1e9},
+        "machine": {
+            "device": device,
+            "system": platform.platform(),
+            "copy_gb_s": copy / 1e9,
+            "read_gb_s": read / 1e9,
+        },
         "versions": {
             "python": platform.python_version(),
             **{name: metadata.version(name) for name in ("mlx", "mlx-lm")},

@@ -218,14 +218,17 @@ def measure(
                 more["refused"], prefill = str(error), False
                 mx.clear_cache()
         if not prefill:
-            paces, size = peer.decode_alone(num_tokens, config, num_output)
+            try:
+                paces, size = peer.decode_alone(num_tokens, config, num_output)
+            except RuntimeError as error:
+                more["refused"], paces, size = str(error), [], None
         more["peak_bytes"] = mx.get_peak_memory() if prefill else None
     return {
         "num_tokens": num_tokens,
         "mode": mode,
         "prefill_s": first_s,
         "prefill_tokens_s": num_tokens / first_s if first_s else None,
-        "decode_tokens_s": 1 / statistics.median(paces),
+        "decode_tokens_s": 1 / statistics.median(paces) if paces else None,
         "kv_bytes": size,
         **more,
     }
@@ -288,8 +291,9 @@ def main() -> None:
 
 
 def cells(name: str, row: Row) -> str:
-    prefill = "-" if row["prefill_tokens_s"] is None else f"{row['prefill_tokens_s']:.0f}"
-    peak = "-" if row["peak_bytes"] is None else f"{row['peak_bytes'] / 1e9:.2f}"
+    def cell(name: str, unit: float, digits: int) -> str:
+        return "-" if row[name] is None else f"{row[name] / unit:.{digits}f}"
+
     extra = ""
     if "save_s" in row:
         extra = (
@@ -297,8 +301,9 @@ def cells(name: str, row: Row) -> str:
             f"save {row['save_s']:.1f} s, restore {row['restore_s']:.2f} s, equal {row['restored_equal']}"
         )
     return (
-        f"{name:14}{row['num_tokens']:>8} {row['mode']:12}{prefill:>12}{row['decode_tokens_s']:>11.1f}"
-        f"{row['kv_bytes'] / 1e9:>8.2f}{peak:>9}{extra}"
+        f"{name:14}{row['num_tokens']:>8} {row['mode']:12}{cell('prefill_tokens_s', 1, 0):>12}"
+        f"{cell('decode_tokens_s', 1, 1):>11}{cell('kv_bytes', 1e9, 2):>8}"
+        f"{cell('peak_bytes', 1e9, 2):>9}{extra}"
     )
 
 

@@ -2,12 +2,12 @@
 
     python -m bench.needle [--tokens 32768 65536 131072] [--formats exact int4c ...] [--depths 5]
 
-Every document is asked cold (prefilled here), restored (its blocks read from snapshots by another engine) and
-with a nonce before it and no reuse. Single-key documents hold one fact, at each depth in turn; the other
-tasks share one document. `two_bits` and `shifted` are int4c with every block damaged: were that to cost no
-recall, the instrument would measure nothing. Prints a heatmap for each format and task and one JSON line; the
-line is kept in bench/results/needle.<device>.json. 131,072 tokens on a CPU take a quarter of an hour for each
-document and format.
+Every document is asked cold (prefilled here), restored (its blocks read from snapshots by another engine)
+and with a nonce before it and no reuse. Single-key documents hold one fact, at each depth in turn; the
+other tasks share one document. `two_bits`, `one_bit` and `shifted` are int4c with every block damaged: were
+that to cost no recall, the instrument would measure nothing. Prints a heatmap for each format and task and
+one JSON line; the line is kept in bench/results/needle.<device>.json. 131,072 tokens on a CPU take a
+quarter of an hour for each document and format.
 """
 
 from __future__ import annotations
@@ -31,53 +31,55 @@ from worker import accelerate
 
 SEED = 70_000
 NUM_SENTENCES = 30_000
-DAMAGED = ("two_bits", "shifted")
 
 
 def main() -> None:
     accelerate.prepare_cpu()  # before MLX is loaded
 
+    from bench.needle.recall import DAMAGES
     from kernels import Format
 
     parser = argparse.ArgumentParser(prog="python -m bench.needle", description=__doc__)
     parser.add_argument("--tokens", type=int, nargs="+", default=[32_768, 65_536, 131_072])
-    parser.add_argument("--formats", nargs="+", default=["exact", *get_args(Format), *DAMAGED])
+    parser.add_argument("--formats", nargs="+", default=["exact", *get_args(Format), *DAMAGES])
     parser.add_argument("--depths", type=int, default=5, help="single-key documents at each length")
     parser.add_argument("--questions", type=int, default=20, help="of each other task at each length")
     parser.add_argument("--commit", default=git("describe", "--always", "--dirty", "--abbrev=12"))
     parser.add_argument("--out", type=Path, default=ROOT / "bench" / "results")
     options = parser.parse_args()
-    rows = measure(options.tokens, options.formats, options.depths, options.questions)
-    print_heatmaps(rows)
     device = device_name()
-    line = json.dumps(
-        {
-            "bench": "needle",
-            "machine": device,
-            "versions": {name: metadata.version(name) for name in ("mlx", "mlx-lm", "numpy")},
-            "python": platform.python_version(),
-            "command": f"python -m bench.needle {' '.join(sys.argv[1:])}".strip(),
-            "commit": options.commit,
-            "rows": rows,
-        }
-    )
-    print(f"\n{line}")
     path = result_path(options.out, "needle", "cpu" if device == cpu_name() else device)
-    path.write_text(line + "\n", encoding="utf-8")
+    rows: list[dict[str, Any]] = []
+    for more in measure(options.tokens, options.formats, options.depths, options.questions):
+        rows += more
+        line = json.dumps(
+            {
+                "bench": "needle",
+                "machine": device,
+                "versions": {name: metadata.version(name) for name in ("mlx", "mlx-lm", "numpy")},
+                "python": platform.python_version(),
+                "command": f"python -m bench.needle {' '.join(sys.argv[1:])}".strip(),
+                "commit": options.commit,
+                "rows": rows,
+            }
+        )
+        path.write_text(line + "\n", encoding="utf-8")
+    print_heatmaps(rows)
+    print(f"\n{line}")
 
 
 def measure(
     lengths: list[int], formats: list[str], num_depths: int, num_questions: int
-) -> list[dict[str, Any]]:
-    """One row for each task, length, tenth of depth, format and case."""
+) -> Iterator[list[dict[str, Any]]]:
+    """For each length and format in turn a row for each task, tenth of depth and case."""
     from bench.needle.recall import load_model
 
     model = load_model()
-    rows = []
     for num_tokens in lengths:
         rng = np.random.default_rng(SEED + num_tokens)
         documents = list(make_documents(rng, num_tokens, num_depths, num_questions))
         for format in formats:
+            rows = []
             found: dict[tuple[str, float, str], list[bool]] = {}
             for document in documents:
                 for case, right in answers(model, document, format):
@@ -89,7 +91,7 @@ def measure(
                 row |= {"restored": case == "restored", "nonce": case == "nonce"}
                 rows.append(row | {"num_questions": len(right), "recall": sum(right) / len(right)})
             print(f"{num_tokens} tokens, {format}: done", file=sys.stderr, flush=True)
-    return rows
+            yield rows
 
 
 def make_documents(
@@ -112,24 +114,16 @@ def make_documents(
 
 def answers(model: Any, document: Document, format: str) -> Iterator[tuple[str, list[bool]]]:
     """What was right in each case; exact keys and values, and damaged ones, have the cold one alone."""
-    from bench.needle.recall import (
-        SNAPSHOT_BYTES,
-        ask,
-        ask_exactly,
-        damage_cache,
-        engine_of,
-        two_bits,
-        values_of_the_next_block,
-    )
+    from bench.needle.recall import DAMAGES, SNAPSHOT_BYTES, ask, ask_exactly, damage_cache, engine_of
     from cache_store import SnapshotStore
 
     if format == "exact":
         yield "cold", ask_exactly(model, document, document.questions).right
         return
-    if format in DAMAGED:
+    if format in DAMAGES:
         engine = engine_of(model, "int4c", None)
         ask(engine, document, document.questions[:1])
-        damage_cache(engine, two_bits if format == "two_bits" else values_of_the_next_block)
+        damage_cache(engine, DAMAGES[format])
         yield "cold", ask(engine, document, document.questions).right
         return
     with tempfile.TemporaryDirectory() as folder:

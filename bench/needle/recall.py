@@ -29,7 +29,7 @@ from worker.engine.report import Silent
 MODEL_FOLDER = Path(__file__).parent / "model"
 EXACT = "exact"
 MAX_ANSWER_TOKENS = 64
-CHUNK_TOKENS = 256
+CHUNK_TOKENS = 256 if mx.default_device() == mx.Device(mx.cpu) else 2048
 SNAPSHOT_BYTES = 1 << 40
 
 Damage = Callable[[np.ndarray, TileLayout], np.ndarray]
@@ -109,11 +109,24 @@ def values_of_the_next_block(tiles: np.ndarray, layout: TileLayout) -> np.ndarra
 
 def two_bits(tiles: np.ndarray, layout: TileLayout) -> np.ndarray:
     """Four-bit codes lose their lower half, of keys and of values."""
-    cut = tiles.copy()
+    return _with_codes(tiles, layout, 0xCCCCCCCC, 0x22222222)
+
+
+def one_bit(tiles: np.ndarray, layout: TileLayout) -> np.ndarray:
+    """Of four-bit codes only the sign is left, of keys and of values."""
+    return _with_codes(tiles, layout, 0x88888888, 0x44444444)
+
+
+DAMAGES: dict[str, Damage] = {"two_bits": two_bits, "one_bit": one_bit, "shifted": values_of_the_next_block}
+"""Faults in int4c blocks."""
+
+
+def _with_codes(tiles: np.ndarray, layout: TileLayout, kept: int, instead: int) -> np.ndarray:
+    changed = tiles.copy()
     for first, num_words in ((0, layout.k_codes_words), (layout.k_words, layout.v_codes_words)):
-        codes = cut[..., first : first + num_words]
-        codes[...] = (codes & 0xCCCCCCCC) | 0x22222222
-    return cut
+        codes = changed[..., first : first + num_words]
+        codes[...] = (codes & kept) | instead
+    return changed
 
 
 def _damage_layer(layer: CompressedLayer, damage: Damage) -> None:
