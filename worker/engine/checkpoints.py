@@ -23,8 +23,8 @@ from worker.engine.window import WindowLayer
 
 log = logging.getLogger("worker.engine")
 
-FIRST_BYTES_PER_S = 1e9
-"""What a save is taken to write before one has been seen: it waits for memory, not for the disk."""
+BYTES_PER_S = 1e9
+"""What a save is taken to write, or the most that one did: it waits for memory, and seldom for the disk."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class CheckpointPolicy:
     """When a checkpoint is worth its writing."""
 
     max_share: float = 0.03
-    """Of the seconds of a prefill, for all of its checkpoints together."""
+    """Of the seconds of a prefill, for all of its checkpoints; the last one may be slower than thought."""
     min_prefill_s: float = 20.0
     """A prefill that is estimated to take less has none: it is repeated as fast."""
     max_repeated: float = 0.05
@@ -49,6 +49,7 @@ class Pace:
         self.policy, self._clock, self._began = policy, clock, clock()
         self.written_s, self.written_bytes = 0.0, 0
         """Of all checkpoints that were stored; seconds of those that the disk refused too."""
+        self._bytes_per_s = BYTES_PER_S
 
     @property
     def elapsed_s(self) -> float:
@@ -58,18 +59,25 @@ class Pace:
     def is_due(self, done_share: float, num_bytes: int) -> bool:
         """Whether to write so many bytes at this point.
 
+        A quarter of what all may take is there from the start: one slow write does not put off those that
+        follow, and the last one comes before the end.
+
         Args:
             done_share: what was done since the start, of the whole prefill; above 0.
         """
         elapsed = self.elapsed_s
-        rate = self.written_bytes / self.written_s if self.written_bytes else FIRST_BYTES_PER_S
-        is_long = (elapsed - self.written_s) / done_share >= self.policy.min_prefill_s
-        return is_long and self.written_s + num_bytes / rate <= self.policy.max_share * elapsed
+        whole_s = (elapsed - self.written_s) / done_share
+        allowed_s = self.policy.max_share * min(elapsed + whole_s / 4, whole_s)
+        is_long = whole_s >= self.policy.min_prefill_s
+        return is_long and self.written_s + num_bytes / self._bytes_per_s <= allowed_s
 
     def wrote(self, num_bytes: int, began_s: float) -> None:
         """So many bytes were stored since `elapsed_s` was `began_s`."""
+        spent_s = self.elapsed_s - began_s
         self.written_bytes += num_bytes
-        self.written_s += self.elapsed_s - began_s
+        self.written_s += spent_s
+        if spent_s:
+            self._bytes_per_s = max(self._bytes_per_s, num_bytes / spent_s)
 
 
 class Checkpoint:

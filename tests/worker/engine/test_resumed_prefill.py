@@ -1,5 +1,6 @@
 """A stage one that was killed or cancelled goes on where it was, and ends as if it had not been."""
 
+import itertools
 import json
 import math
 import os
@@ -17,7 +18,7 @@ from tests.worker.engine.conftest import BOOK
 from tests.worker.engine.killed_prefill import EVERY_LAYER, digest
 from tests.worker.engine.tiny import load_tiny
 from worker.engine import prefill
-from worker.engine.checkpoints import FIRST_BYTES_PER_S, CheckpointPolicy, Pace
+from worker.engine.checkpoints import BYTES_PER_S, CheckpointPolicy, Pace
 from worker.engine.engine import Document, Engine, Sampling, Stopped
 from worker.engine.report import Silent
 
@@ -249,17 +250,31 @@ def test_a_short_prefill_has_no_checkpoint(tiny, store):
 
 
 def test_checkpoints_take_their_share_of_a_prefill_and_no_more():
-    now, written_s, num_written = 0.0, 0.0, 0
+    now, written_at, write_s = 0.0, [], 0.5
     pace = Pace(CheckpointPolicy(max_share=0.03, min_prefill_s=20.0), clock=lambda: now)
-    for layer in range(1000):
+    for done in range(1000):
         now += 0.1
-        if pace.is_due((layer + 1) / 1000, int(FIRST_BYTES_PER_S)):
+        if pace.is_due((done + 1) / 1000, int(BYTES_PER_S)):
             began = pace.elapsed_s
-            now += 0.5
-            pace.wrote(int(FIRST_BYTES_PER_S), began)
-            written_s, num_written = written_s + 0.5, num_written + 1
-            assert written_s <= 0.03 * now
-    assert num_written == 6
+            now += write_s
+            pace.wrote(int(BYTES_PER_S), began)
+            written_at.append(done / 1000)
+    assert 0.02 * now <= write_s * len(written_at) <= 0.03 * now
+    assert written_at[0] < 0.1
+    assert max(b - a for a, b in itertools.pairwise(written_at)) < 0.2
+
+
+def test_one_slow_write_does_not_put_off_the_next():
+    now, written_at = 0.0, []
+    pace = Pace(CheckpointPolicy(max_share=0.03, min_prefill_s=20.0), clock=lambda: now)
+    for layer in range(30):
+        now += 1.0
+        if pace.is_due((layer + 1) / 30, 15_000_000):
+            began = pace.elapsed_s
+            now += 0.015 if layer else 0.2
+            pace.wrote(15_000_000, began)
+            written_at.append(layer)
+    assert written_at == list(range(30))
 
 
 def test_a_prefill_that_is_soon_done_is_not_noted():
