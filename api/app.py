@@ -7,6 +7,7 @@ import re
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import anyio
 import anyio.to_thread
@@ -25,6 +26,7 @@ from api.documents.store import DocumentStore
 from api.documents.tokens import ModelFolders
 from api.gate import Gate
 from api.keys import KeyStore, local_worker_token
+from api.leadership import Leadership
 from api.limits import RequestRates
 from api.notifier import Notifier
 from api.prefixes import Prefixes
@@ -51,7 +53,12 @@ def create_app(settings: Settings) -> FastAPI:
         await anyio.to_thread.run_sync(migrate.upgrade, settings.database)
         database = Database(settings.database)
         notifier = Notifier(asyncio.get_running_loop())
-        job_store = JobStore(database, notifier.notify)
+
+        def changed(job_id: str) -> None:
+            notifier.notify(job_id)
+            database.tell_others(job_id)
+
+        job_store = JobStore(database, changed)
         commands = connect(settings.redis_url)
         stream = redis.asyncio.Redis.from_url(
             settings.redis_url,
@@ -81,13 +88,25 @@ def create_app(settings: Settings) -> FastAPI:
         reconciler = Reconciler(
             job_store, queue, lost_after_s=settings.lost_after_s, gone_after_s=settings.gone_after_s
         )
-        try:
-            # A group of anyio waits for the threads of what it cancels: the database is closed after them.
+
+        async def duties() -> None:
+            """What one API host does for all."""
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(Recorder(stream, job_store, queue).run, name="recorder")
                 tasks.start_soon(reconciler.run, settings.reconcile_s, name="reconciler")
                 tasks.start_soon(webhooks.run, settings.reconcile_s, name="webhooks")
                 tasks.start_soon(audit.run, name="audit")
+
+        try:
+            # A group of anyio waits for the threads of what it cancels: the database is closed after them.
+            async with anyio.create_task_group() as tasks:
+                if isinstance(settings.database, Path):
+                    tasks.start_soon(duties)
+                else:
+                    from api import changes  # needs PostgreSQL's driver, which not every installation has
+
+                    tasks.start_soon(Leadership(settings.database).run, duties, name="leadership")
+                    tasks.start_soon(changes.listen, settings.database, notifier, name="changes")
                 try:
                     yield
                 finally:

@@ -14,8 +14,15 @@ import time
 from contextlib import closing
 from pathlib import Path
 
+from api import postgres
 from api.migrate import MigrationError, current, upgrade
 from api.settings import SettingsError, load_settings
+
+_POSTGRES = (
+    "the database is PostgreSQL's, whose own tools copy it while Longleaf runs: "
+    "pg_dump --format=custom --file=FILE {url} saves it; with the API hosts stopped, "
+    "pg_restore --clean --if-exists --single-transaction --dbname={url} FILE puts it back"
+)
 
 
 class BackupError(Exception):
@@ -96,6 +103,8 @@ def main() -> int:
     what, path = sys.argv[1], Path(sys.argv[2])
     try:
         database = load_settings().database
+        if not isinstance(database, Path):
+            raise BackupError(_POSTGRES.format(url=postgres.shown(database.set(drivername="postgresql"))))
         if what == "create":
             create(database, path)
             print(f"{database} is saved as {path} ({path.stat().st_size:,} bytes)")

@@ -1,44 +1,53 @@
-"""The SQLite engine: WAL, foreign keys, and transactions that say at their start what they are.
+"""The database: sessions for one transaction each, that say at their start whether they will write.
 
-A deferred transaction that reads and then writes fails at once with "database is locked", whatever
-the timeout. So writes begin with BEGIN IMMEDIATE and wait for their turn: for one of this process at a lock,
-which wakes them at once, for another process by asking SQLite again. It knows no table.
+One writer writes at a time, whatever it is about to read, so a count that was read in a write still holds
+when it is committed. In this process writers wait at a lock, which wakes them at once; what holds off other
+processes and hosts is in sqlite.py, for the file of one API host, and in postgres.py, for several. It knows
+no table.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-from sqlalchemy import Connection, create_engine, event
+from sqlalchemy import URL, func, select
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
+
+from api import postgres, sqlite
+
+log = logging.getLogger(__name__)
 
 BUSY_TIMEOUT_S = 5.0
 
+Place = Path | URL
+"""A file of SQLite, or the address of a PostgreSQL database."""
+
 
 class Database:
-    """One SQLite file. `read()` and `write()` give a session for one transaction."""
+    """`read()` and `write()` give a session for one transaction."""
 
-    def __init__(self, path: Path) -> None:
-        self._engine = create_engine(
-            f"sqlite:///{path}",
-            connect_args={"timeout": BUSY_TIMEOUT_S, "check_same_thread": False},
-            pool_size=16,
-            max_overflow=48,
-        )
-        event.listen(self._engine, "connect", _configure)
-        event.listen(self._engine, "begin", _begin)
-        self._synced = self._engine.execution_options(longleaf_write="FULL")
-        self._unsynced = self._engine.execution_options(longleaf_write="NORMAL")
+    def __init__(self, place: Place) -> None:
+        if isinstance(place, Path):
+            self._engine = sqlite.make_engine(place, BUSY_TIMEOUT_S)
+            for_reading, for_writing = sqlite.for_reading, sqlite.for_writing
+        else:
+            self._engine = postgres.make_engine(place, BUSY_TIMEOUT_S)
+            for_reading, for_writing = postgres.for_reading, postgres.for_writing
+        self._reading = for_reading(self._engine)
+        self._synced = for_writing(self._engine, synced=True)
+        self._unsynced = for_writing(self._engine, synced=False)
+        self._is_shared = not isinstance(place, Path)
         self._turn = threading.Lock()
 
     @contextmanager
     def read(self) -> Iterator[Session]:
         """A consistent view of the database; nothing is kept of what is changed in it."""
-        with Session(self._engine, expire_on_commit=False) as session:
+        with Session(self._reading, expire_on_commit=False) as session:
             yield session
 
     @contextmanager
@@ -46,9 +55,10 @@ class Database:
         """One write transaction: committed at the end of the block, undone by an exception.
 
         Committed, it outlives any end of this process. With `synced` it is on the disk then and outlives a
-        loss of power too; without, that loss may undo it, and what was committed after it, never a part.
+        loss of power, or of PostgreSQL's server, too; without, that may undo it, and what was committed after
+        it, never a part.
         """
-        # Whoever had no turn in that time asks SQLite, which waits once more and then says why.
+        # Whoever had no turn in that time asks the database, which waits once more and then says why.
         has_turn = self._turn.acquire(timeout=BUSY_TIMEOUT_S)
         try:
             engine = self._synced if synced else self._unsynced
@@ -59,18 +69,15 @@ class Database:
             if has_turn:
                 self._turn.release()
 
+    def tell_others(self, job_id: str) -> None:
+        """Say to the other API hosts that a job has changed. Unheard, they see it when they look next."""
+        if not self._is_shared:
+            return
+        try:
+            with Session(self._engine) as session, session.begin():
+                session.execute(select(func.pg_notify(postgres.CHANGES, job_id)))
+        except OperationalError as error:
+            log.warning("other API hosts do not hear of %s: %s", job_id, error.orig)
+
     def close(self) -> None:
         self._engine.dispose()
-
-
-def _configure(connection: Any, _record: Any) -> None:
-    connection.isolation_level = None  # the driver begins nothing by itself; _begin does
-    for pragma in ("journal_mode=WAL", "foreign_keys=ON"):
-        connection.execute(f"PRAGMA {pragma}")
-
-
-def _begin(connection: Connection) -> None:
-    synchronous = connection.get_execution_options().get("longleaf_write")
-    if synchronous is not None:
-        connection.exec_driver_sql(f"PRAGMA synchronous={synchronous}")
-    connection.exec_driver_sql("BEGIN" if synchronous is None else "BEGIN IMMEDIATE")

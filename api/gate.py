@@ -26,7 +26,7 @@ from api.services import Services
 OPEN_PATHS = frozenset({"/health/live", "/health/ready", "/openapi.json", "/docs", "/docs/oauth2-redirect"})
 READING = frozenset({"GET", "HEAD", "OPTIONS"})
 SIGN_ON = ("POST", "/v1/workers")
-_JOB_INPUT = re.compile(r"/v1/documents/([^/]+)/(?:text|pages)")
+_JOB_INPUT = re.compile(r"/v1/documents/([^/\x00]+)/(?:text|pages)")
 
 _bearer = HTTPBearer(auto_error=False, description="An API key, from `longleaf keys create`.")
 

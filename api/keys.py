@@ -139,6 +139,7 @@ def local_worker_token(path: Path) -> str:
         if kept := path.read_text().strip():
             return kept
     plain = PREFIX + secrets.token_urlsafe(32)
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     partial = path.with_name(f"{path.name}.{os.getpid()}")
     with open(os.open(partial, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "w") as file:
         file.write(plain + "\n")

@@ -1,7 +1,7 @@
 """Brings the database to the schema of this code: `python -m api.migrate`, or the API at its start.
 
-One process at a time (flock); an existing database is copied first; the whole upgrade is one
-transaction, so a failed one leaves the database as it was.
+One process at a time (flock; in PostgreSQL a lock of its own); an existing file is copied first; the whole
+upgrade is one transaction, so a failed one leaves the database as it was.
 """
 
 from __future__ import annotations
@@ -16,9 +16,12 @@ from pathlib import Path
 from alembic import command
 from alembic.config import Config
 from alembic.script import ScriptDirectory
-from sqlalchemy import create_engine
+from sqlalchemy import URL, Connection, NullPool, create_engine, inspect, text
+from sqlalchemy.exc import OperationalError
 
 import migrations
+from api import postgres
+from api.db import Place
 from api.settings import SettingsError, load_settings
 
 
@@ -40,8 +43,68 @@ def head() -> str:
     return revision
 
 
-def current(database: Path) -> str | None:
-    """The revision of a database file; None for an empty or absent one."""
+def current(database: Place) -> str | None:
+    """The revision of a database; None for an empty or absent one.
+
+    Raises:
+        MigrationError: it is something else's, or PostgreSQL cannot be reached.
+    """
+    if isinstance(database, Path):
+        return _revision_of_file(database)
+    with _connected(database) as connection:
+        return _revision(connection, postgres.shown(database))
+
+
+def upgrade(database: Place) -> Path | None:
+    """Create or upgrade a database. Returns the backup that was made, if one was: of a file only.
+
+    Raises:
+        MigrationError: for a database of a newer version or of something else, or one that cannot be reached.
+        OSError: where the folder cannot be written.
+    """
+    if isinstance(database, Path):
+        return _upgrade_file(database)
+    with _connected(database) as connection:
+        # Until the end of the transaction, which is the whole upgrade: another host waits, then finds it
+        # done.
+        connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": postgres.MIGRATION_LOCK})
+        name = postgres.shown(database)
+        if _is_due(_revision(connection, name), name):
+            _run(connection)
+            connection.commit()
+    return None
+
+
+def _upgrade_file(database: Path) -> Path | None:
+    database.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with _lock(database.with_name(database.name + ".lock")):
+        try:
+            old = _revision_of_file(database)
+        except sqlite3.DatabaseError as error:
+            raise MigrationError(
+                f"{database} cannot be read as a SQLite database ({error}): move it away or restore a backup"
+            ) from error
+        if not _is_due(old, str(database)):
+            return None
+        backup = _backup(database, old) if old is not None else None
+        # Documents, and what keys and tenants rest on: not for other users of this machine.
+        database.touch(mode=0o600)
+        _run_on_file(database)
+        return backup
+
+
+def _is_due(old: str | None, name: str) -> bool:
+    """Whether a database needs an upgrade. Raises MigrationError for one of a newer version."""
+    known = {script.revision for script in ScriptDirectory.from_config(config()).walk_revisions()}
+    if old is not None and old not in known:
+        raise MigrationError(
+            f"{name} was written by a newer Longleaf (schema {old}, this code knows up to {head()}): "
+            "install the newer version or restore a backup"
+        )
+    return old != head()
+
+
+def _revision_of_file(database: Path) -> str | None:
     if not database.exists():
         return None
     with closing(sqlite3.connect(database, timeout=5)) as connection:
@@ -57,37 +120,46 @@ def current(database: Path) -> str | None:
         return row[0] if row else None
 
 
-def upgrade(database: Path) -> Path | None:
-    """Create or upgrade `database`. Returns the backup that was made, if one was.
-
-    Raises:
-        MigrationError: for a database of a newer version or of something else.
-        OSError: where the folder cannot be written.
-    """
-    database.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with _lock(database.with_name(database.name + ".lock")):
-        try:
-            old = current(database)
-        except sqlite3.DatabaseError as error:
+def _revision(connection: Connection, name: str) -> str | None:
+    tables = inspect(connection).get_table_names()
+    if "alembic_version" not in tables:
+        if tables:
             raise MigrationError(
-                f"{database} cannot be read as a SQLite database ({error}): move it away or restore a backup"
-            ) from error
-        if old == head():
-            return None
-        known = {script.revision for script in ScriptDirectory.from_config(config()).walk_revisions()}
-        if old is not None and old not in known:
-            raise MigrationError(
-                f"{database} was written by a newer Longleaf (schema {old}, this code knows up to {head()}): "
-                "install the newer version or restore a backup"
+                f"{name} is a database of something else (it has no alembic_version table): make one for "
+                "Longleaf alone and set LONGLEAF_DATABASE_URL to it"
             )
-        backup = _backup(database, old) if old is not None else None
-        # Documents, and what keys and tenants rest on: not for other users of this machine.
-        database.touch(mode=0o600)
-        _run(database)
-        return backup
+        return None
+    found: str | None = connection.scalar(text("SELECT version_num FROM alembic_version"))
+    return found
 
 
-def _run(database: Path) -> None:
+@contextmanager
+def _connected(url: URL) -> Iterator[Connection]:
+    """A connection to PostgreSQL. Raises MigrationError where there is none."""
+    try:
+        engine = create_engine(url, connect_args=postgres.CONNECT, poolclass=NullPool)
+    except ModuleNotFoundError as error:
+        raise MigrationError(
+            f"LONGLEAF_DATABASE_URL needs PostgreSQL's driver ({error}): pip install 'longleaf[postgres]'"
+        ) from error
+    try:
+        connection = engine.connect()
+    except OperationalError as error:
+        raise MigrationError(
+            f"no database at {postgres.shown(url)} ({' '.join(str(error.orig).split())}): start PostgreSQL, "
+            "make the database, or correct LONGLEAF_DATABASE_URL"
+        ) from error
+    with connection:
+        yield connection
+
+
+def _run(connection: Connection) -> None:
+    made = config()
+    made.attributes["connection"] = connection
+    command.upgrade(made, "head")
+
+
+def _run_on_file(database: Path) -> None:
     # Foreign keys stay off here (SQLite's default): a batch migration drops and recreates a table,
     # and with them on that deletes the rows that refer to it.
     engine = create_engine(f"sqlite:///{database}", connect_args={"timeout": 5, "isolation_level": None})
@@ -96,9 +168,7 @@ def _run(database: Path) -> None:
             connection.exec_driver_sql("PRAGMA journal_mode=WAL")
             connection.exec_driver_sql("PRAGMA foreign_keys=OFF")
             connection.exec_driver_sql("BEGIN IMMEDIATE")
-            made = config()
-            made.attributes["connection"] = connection
-            command.upgrade(made, "head")
+            _run(connection)
             broken = connection.exec_driver_sql("PRAGMA foreign_key_check").fetchall()
             if broken:
                 connection.exec_driver_sql("ROLLBACK")
@@ -133,7 +203,8 @@ def main() -> int:
     except (SettingsError, MigrationError, OSError) as error:
         print(f"longleaf migrate: {error}", file=sys.stderr)
         return 1
-    print(f"{database} is at {head()}" + (f" (the older one is kept as {backup})" if backup else ""))
+    name = database if isinstance(database, Path) else postgres.shown(database)
+    print(f"{name} is at {head()}" + (f" (the older one is kept as {backup})" if backup else ""))
     return 0
 
 

@@ -6,9 +6,22 @@ import secrets
 import time
 from typing import Any
 
-from sqlalchemy import JSON, Double, ForeignKey, Index, MetaData, Text, UniqueConstraint, false
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Double,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    Text,
+    UniqueConstraint,
+    false,
+)
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
+BIG = BigInteger().with_variant(Integer, "sqlite")
+"""64 bits, as every integer of SQLite has."""
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 
 
@@ -68,7 +81,7 @@ class ApiKey(Base):
     revoked_at: Mapped[float | None]
     requests_per_minute: Mapped[int | None]
     max_queued_jobs: Mapped[int | None]
-    max_document_bytes: Mapped[int | None]
+    max_document_bytes: Mapped[int | None] = mapped_column(BIG)
     """These are limits of the key; what is counted for the last two is the tenant's."""
 
 
@@ -84,8 +97,8 @@ class Document(Base):
     tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id", ondelete="CASCADE"))
     name: Mapped[str]
     media_type: Mapped[str]
-    num_bytes: Mapped[int]
-    num_chars: Mapped[int]
+    num_bytes: Mapped[int] = mapped_column(BIG)
+    num_chars: Mapped[int] = mapped_column(BIG)
     num_pages: Mapped[int | None]
     """None where the text has no page marks."""
     sha256: Mapped[str]

@@ -31,6 +31,10 @@ class Notifier:
     def close(self) -> None:
         """Wake everyone for the last time. Call on the event loop."""
         self.closed = True
+        self.wake_all()
+
+    def wake_all(self) -> None:
+        """Wake whoever waits for any job. Call on the event loop."""
         for job_id in list(self._waiters):
             self._wake(job_id)
 

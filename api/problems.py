@@ -12,7 +12,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import ValidationError
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import DataError, OperationalError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
@@ -123,7 +123,7 @@ def invalid_fields(errors: Sequence[Any], skip: frozenset[str] = frozenset()) ->
 
 def database_problem(error: OperationalError) -> ApiError:
     """What a database that refuses means: no room, or too much at once."""
-    if "full" in str(error):
+    if "full" in str(error.orig).lower():
         return ApiError(507, "storage_full", "the disk that holds the database is full; free some space")
     log.error("database: %s", error)
     detail = "the database did not answer within 5 s; try again"
@@ -155,6 +155,11 @@ def install(app: FastAPI) -> None:
         assert isinstance(error, OperationalError)
         return problem(request, database_problem(error))
 
+    async def unstorable(request: Request, error: Exception) -> JSONResponse:
+        # PostgreSQL has no text with a NUL; everything else that it may refuse is checked before.
+        log.warning("the database refuses a value: %s", error)
+        return problem(request, ApiError(422, "invalid_request", "a NUL character is in no id, name or text"))
+
     async def system(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, OSError)
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -176,6 +181,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(RequestValidationError, invalid)
     app.add_exception_handler(HTTPException, http)
     app.add_exception_handler(OperationalError, database)
+    app.add_exception_handler(DataError, unstorable)
     app.add_exception_handler(OSError, system)
     app.add_exception_handler(ClientDisconnect, left)
     app.add_exception_handler(Exception, unexpected)

@@ -18,7 +18,7 @@ import anyio.to_thread
 from pydantic import ValidationError
 from redis.asyncio import Redis
 from redis.exceptions import RedisError, ResponseError
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import InterfaceError, InternalError, OperationalError
 
 from api.queue import JobQueue
 from api.store import JobStore
@@ -119,8 +119,8 @@ class Recorder:
             try:
                 jobs = await anyio.to_thread.run_sync(self._store.apply, events, limiter=self._thread)
                 break
-            except OperationalError as error:
-                # Locked or full: dropping an entry would lose a result, so the stream waits.
+            except (OperationalError, InterfaceError, InternalError) as error:
+                # Away, locked, full or read-only: dropping an entry would lose a result; the stream waits.
                 log.error("%d events wait for the database: %s", len(events), error.orig)
                 await asyncio.sleep(RETRY_S[min(failures, len(RETRY_S) - 1)])
                 failures += 1

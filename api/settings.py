@@ -11,6 +11,8 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_settings import NoDecode
+from sqlalchemy import URL, make_url
+from sqlalchemy.exc import ArgumentError
 
 from api.addresses import Network, is_loopback
 from jobs.settings import DEFAULT_PORT, RedisUrl, SettingsError, SharedSettings, default_model, load
@@ -35,6 +37,17 @@ def _model_id(value: str) -> str:
     return value
 
 
+def _database_url(value: str) -> str:
+    try:
+        url = make_url(value)
+        is_usable = url.drivername in ("postgresql", "postgresql+psycopg") and bool(url.database)
+    except ArgumentError:
+        is_usable = False
+    if not is_usable:
+        raise ValueError("postgresql+psycopg://USER:PASSWORD@HOST:5432/NAME is accepted")
+    return value
+
+
 def _names(value: object) -> object:
     return (
         [part.strip().lower() for part in value.split(",") if part.strip()]
@@ -55,6 +68,8 @@ class Settings(SharedSettings):
     require_key: bool = False
     """Whether an API key is asked for on a loopback address too."""
     redis_url: RedisUrl = Field(default="redis://127.0.0.1:6379/0", validation_alias="REDIS_URL")
+    database_url: Annotated[str, AfterValidator(_database_url)] | None = None
+    """A PostgreSQL database for several API hosts, in place of the file in the data folder."""
     allowed_hosts: Annotated[list[str], NoDecode, BeforeValidator(_names)] = Field(default=[])
     """Names, besides this machine's own, by which the API may be asked without a key; with commas between."""
     callback_networks: Annotated[list[Network], NoDecode, BeforeValidator(_names)] = Field(default=[])
@@ -79,8 +94,11 @@ class Settings(SharedSettings):
         return self.require_key or not is_loopback(self.host)
 
     @property
-    def database(self) -> Path:
-        return self.data / "longleaf.db"
+    def database(self) -> Path | URL:
+        """Where the database is: a file of SQLite, or PostgreSQL's address."""
+        if self.database_url is None:
+            return self.data / "longleaf.db"
+        return make_url(self.database_url).set(drivername="postgresql+psycopg")
 
 
 def load_settings() -> Settings:

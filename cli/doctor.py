@@ -41,8 +41,14 @@ print(json.dumps({"compilers": [found.version.splitlines()[0] for found in compi
 _DATABASE = """
 import json, sys
 from pathlib import Path
-from api.migrate import current, head
-print(json.dumps({"at": current(Path(sys.argv[1])), "head": head()}))
+from api.migrate import MigrationError, current, head
+from api.settings import load_settings
+place = load_settings().database
+try:
+    found = {"at": current(place), "head": head()}
+except MigrationError as error:
+    sys.exit(str(error))
+print(json.dumps(found | {"path": str(place) if isinstance(place, Path) else ""}))
 """
 
 
@@ -127,17 +133,24 @@ def _data(settings: Settings) -> Finding:
 
 
 def _database(settings: Settings) -> Finding:
-    path = settings.data / "longleaf.db"
-    found, error = _ask(_DATABASE, str(path))
+    found, error = _ask(_DATABASE)
+    is_file = settings.database_url is None
     if error:
-        mend = "move the file away, or put a backup in its place with `longleaf restore FILE`"
+        mend = (
+            "move the file away, or put a backup in its place with `longleaf restore FILE`"
+            if is_file
+            else "start the server that LONGLEAF_DATABASE_URL names, and make the database there"
+        )
         return Finding("database", "bad", error, mend)
+    kind = "" if is_file else "PostgreSQL, "
     if found["at"] is None:
-        return Finding("database", "ok", f"none yet; the first start makes {path}")
+        return Finding(
+            "database", "ok", f"{kind}none yet; the first start makes {found['path'] or 'the tables'}"
+        )
     if found["at"] == found["head"]:
-        return Finding("database", "ok", f"schema {found['at']}")
+        return Finding("database", "ok", f"{kind}schema {found['at']}")
     if found["at"] > found["head"]:
-        mend = "install the newer Longleaf again, or `longleaf restore FILE`"
+        mend = "install the newer Longleaf again, or restore a backup"
         return Finding("database", "bad", f"schema {found['at']}, this code knows {found['head']}", mend)
     return Finding("database", "ok", f"schema {found['at']}; the next start brings it to {found['head']}")
 
@@ -166,13 +179,13 @@ def _port(settings: Settings) -> Finding:
     return Finding("port", "ok", f"{where} is free")
 
 
-def _ask(code: str, *words: str) -> tuple[dict[str, str], str]:
+def _ask(code: str) -> tuple[dict[str, str], str]:
     """What the code prints as JSON, and else the last line of its complaint."""
     root = str(Path(__file__).parents[1])
     path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
     try:
         done = subprocess.run(
-            [sys.executable, "-c", code, *words],
+            [sys.executable, "-c", code],
             capture_output=True,
             text=True,
             timeout=ASK_S,

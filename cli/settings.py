@@ -17,6 +17,8 @@ class Settings(SharedSettings):
     api: str | None = None
     api_key: str | None = None
     """What the API is shown, where it asks for a key."""
+    database_url: str | None = None
+    """PostgreSQL's address; a file in the data folder where absent."""
     redis_url: str | None = Field(default=None, validation_alias="REDIS_URL")
 
     @property

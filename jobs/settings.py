@@ -95,9 +95,14 @@ def load(kind: type[S]) -> S:
         for part in error.errors(include_url=False, include_context=False):
             field = str(part["loc"][0]) if part["loc"] else "?"
             name = field if field.isupper() else "LONGLEAF_" + field.upper()
-            value = os.environ.get(name, part["input"])
+            value = _without_password(os.environ.get(name, part["input"]))
             lines.append(f"{name}={value!r} is not accepted: {part['msg'].removeprefix('Value error, ')}")
         raise SettingsError("\n".join(lines)) from None
+
+
+def _without_password(value: object) -> object:
+    """An address as it may be shown; anything else as it is."""
+    return re.sub(r"(?<=://)[^/@]*@", "…@", value) if isinstance(value, str) else value
 
 
 def folder_name(model_id: str) -> str:

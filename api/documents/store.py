@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from sqlalchemy import Select, func, select
-from sqlalchemy.dialects.sqlite import insert
 
 from api import audit
 from api.db import Database
@@ -131,11 +130,9 @@ class DocumentStore:
         with self._database.write() as session:
             if session.get(Document, document_id) is None:
                 return  # deleted while it was counted
-            session.execute(
-                insert(TokenCount)
-                .values(document_id=document_id, tokenizer_sha256=tokenizer_sha256, num_tokens=num_tokens)
-                .on_conflict_do_nothing()
-            )
+            if session.get(TokenCount, (document_id, tokenizer_sha256)) is None:
+                counted = {"document_id": document_id, "tokenizer_sha256": tokenizer_sha256}
+                session.add(TokenCount(**counted, num_tokens=num_tokens))
 
 
 def _owned(tenant: str, document_id: str, what: Any = Document) -> Select[Any]:

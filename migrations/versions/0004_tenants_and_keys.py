@@ -42,37 +42,37 @@ def upgrade() -> None:
         sa.UniqueConstraint("sha256", name=op.f("uq_api_keys_sha256")),
     )
     for table in ("documents", "jobs", "idempotency_keys"):
-        with op.batch_alter_table(table, recreate="always") as batch:
+        with op.batch_alter_table(table) as batch:
             batch.add_column(sa.Column("tenant_id", sa.String(), nullable=False, server_default="default"))
             batch.create_foreign_key(
                 op.f(f"fk_{table}_tenant_id"), "tenants", ["tenant_id"], ["id"], ondelete="CASCADE"
             )
     # The default was for the rows that were there: whoever forgets the tenant must not get one.
-    with op.batch_alter_table("documents", recreate="always") as batch:
+    with op.batch_alter_table("documents") as batch:
         batch.alter_column("tenant_id", server_default=None)
         batch.drop_constraint("uq_documents_sha256", type_="unique")
         batch.create_unique_constraint(op.f("uq_documents_tenant_id_sha256"), ["tenant_id", "sha256"])
         batch.create_index("ix_documents_tenant_id_id", ["tenant_id", "id"])
-    with op.batch_alter_table("jobs", recreate="always") as batch:
+    with op.batch_alter_table("jobs") as batch:
         batch.alter_column("tenant_id", server_default=None)
         batch.create_index("ix_jobs_tenant_id_id", ["tenant_id", "id"])
-    with op.batch_alter_table("idempotency_keys", recreate="always") as batch:
+    with op.batch_alter_table("idempotency_keys") as batch:
         batch.alter_column("tenant_id", server_default=None)
         batch.drop_constraint("pk_idempotency_keys", type_="primary")
         batch.create_primary_key(op.f("pk_idempotency_keys"), ["tenant_id", "key"])
 
 
 def downgrade() -> None:
-    with op.batch_alter_table("idempotency_keys", recreate="always") as batch:
+    with op.batch_alter_table("idempotency_keys") as batch:
         batch.drop_constraint("pk_idempotency_keys", type_="primary")
         batch.drop_constraint("fk_idempotency_keys_tenant_id", type_="foreignkey")
         batch.create_primary_key(op.f("pk_idempotency_keys"), ["key"])
         batch.drop_column("tenant_id")
-    with op.batch_alter_table("jobs", recreate="always") as batch:
+    with op.batch_alter_table("jobs") as batch:
         batch.drop_index("ix_jobs_tenant_id_id")
         batch.drop_constraint("fk_jobs_tenant_id", type_="foreignkey")
         batch.drop_column("tenant_id")
-    with op.batch_alter_table("documents", recreate="always") as batch:
+    with op.batch_alter_table("documents") as batch:
         batch.drop_index("ix_documents_tenant_id_id")
         batch.drop_constraint("uq_documents_tenant_id_sha256", type_="unique")
         batch.drop_constraint("fk_documents_tenant_id", type_="foreignkey")

@@ -8,12 +8,16 @@ down_revision = "0004"
 branch_labels = None
 depends_on = None
 
-COLUMNS = ("requests_per_minute", "max_queued_jobs", "max_document_bytes")
+COLUMNS = {
+    "requests_per_minute": sa.Integer(),
+    "max_queued_jobs": sa.Integer(),
+    "max_document_bytes": sa.BigInteger().with_variant(sa.Integer(), "sqlite"),
+}
 
 
 def upgrade() -> None:
-    for name in COLUMNS:
-        op.add_column("api_keys", sa.Column(name, sa.Integer(), nullable=True))
+    for name, kind in COLUMNS.items():
+        op.add_column("api_keys", sa.Column(name, kind, nullable=True))
 
 
 def downgrade() -> None:

@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 import redis
 from api_rig import Api, FakeWorker, make_settings, running
+from sqlalchemy import make_url
 
 from api.migrate import upgrade
 from api.settings import Settings
+from tests.postgres_process import Postgres, start_postgres
 
 
 @pytest.fixture(scope="session")
@@ -21,9 +23,37 @@ def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A module that names DATABASES runs on each of them; the others on SQLite."""
+    if "database_kind" in metafunc.fixturenames and hasattr(metafunc.module, "DATABASES"):
+        metafunc.parametrize("database_kind", metafunc.module.DATABASES)
+
+
 @pytest.fixture
-def settings(tmp_path: Path, empty_database: Path, redis_url: str) -> Settings:
-    return make_settings(tmp_path, empty_database, redis_url)
+def database_kind() -> str:
+    return "sqlite"
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    """A server whose template1 is migrated."""
+    with start_postgres() as server:
+        upgrade(make_url(server.url("template1")))
+        yield server
+
+
+@pytest.fixture
+def settings(
+    tmp_path: Path, empty_database: Path, redis_url: str, database_kind: str, request: pytest.FixtureRequest
+) -> Iterator[Settings]:
+    made = make_settings(tmp_path, empty_database, redis_url)
+    if database_kind == "sqlite":
+        yield made
+        return
+    server: Postgres = request.getfixturevalue("postgres")
+    url = server.new_database()
+    yield made.model_copy(update={"database_url": url})
+    server.drop(url)
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,8 @@ from api.reconciler import Reconciler
 from api.settings import Settings
 from jobs import EventType, run_id
 
+DATABASES = ("sqlite", "postgresql")
+
 LIMIT_S = 100
 
 

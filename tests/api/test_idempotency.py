@@ -12,6 +12,8 @@ from api_rig import Api, FakeWorker, result
 from api.store import KeyTaken
 from jobs import EventType, Summarize
 
+DATABASES = ("sqlite", "postgresql")
+
 
 def post(api: Api, key: str | bytes, **spec: Any) -> httpx.Response:
     return api.http.post("/v1/jobs", json={"type": "summarize"} | spec, headers={"Idempotency-Key": key})

@@ -14,6 +14,8 @@ from api.reconciler import Reconciler
 from api.settings import Settings
 from jobs import EVENT_STREAM, EventType, control_key, run_id
 
+DATABASES = ("sqlite", "postgresql")
+
 
 class Clock:
     """Seconds that pass when the test says so."""

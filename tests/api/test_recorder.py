@@ -12,6 +12,8 @@ from api.store import JobStore
 from api.worker_events import BadEvent
 from jobs import EVENT_GROUP, EVENT_STREAM, Event, EventType, Problem, run_id
 
+DATABASES = ("sqlite", "postgresql")
+
 
 def events(api: Api, job_id: str) -> list[tuple[int, str]]:
     return [(row.seq, row.type) for row in api.services.jobs.events(job_id, 0, 1000)]
