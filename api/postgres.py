@@ -45,7 +45,14 @@ def make_engine(url: URL, busy_timeout_s: float) -> Engine:
     """Connections for the requests and tasks of one API host: 48 at most, more than it has threads."""
     options = f"{CONNECT['options']} -c lock_timeout={busy_timeout_s * 1000:.0f}"
     connect = CONNECT | {"options": options}
-    engine = create_engine(url, connect_args=connect, pool_size=8, max_overflow=40, pool_pre_ping=True)
+    engine = create_engine(
+        url,
+        connect_args=connect,
+        pool_size=8,
+        max_overflow=40,
+        pool_pre_ping=True,
+        hide_parameters=True,  # documents and questions, which errors would carry into the log
+    )
     event.listen(engine, "begin", _begin)
     return engine
 

@@ -157,7 +157,8 @@ def install(app: FastAPI) -> None:
 
     async def unstorable(request: Request, error: Exception) -> JSONResponse:
         # PostgreSQL has no text with a NUL; everything else that it may refuse is checked before.
-        log.warning("the database refuses a value: %s", error)
+        assert isinstance(error, DataError)
+        log.warning("the database refuses a value: %s", error.orig)
         return problem(request, ApiError(422, "invalid_request", "a NUL character is in no id, name or text"))
 
     async def system(request: Request, error: Exception) -> JSONResponse:

@@ -18,6 +18,7 @@ def make_engine(path: Path, busy_timeout_s: float) -> Engine:
         connect_args={"timeout": busy_timeout_s, "check_same_thread": False},
         pool_size=16,
         max_overflow=48,
+        hide_parameters=True,  # documents and questions, which errors would carry into the log
     )
     event.listen(engine, "connect", _configure)
     event.listen(engine, "begin", _begin)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from alembic import command
-from api_rig import eventually
+from api_rig import eventually, make_settings, running
 from sqlalchemy import create_engine, inspect, make_url, text
 from sqlalchemy.exc import OperationalError
 from test_start import api_process
@@ -217,6 +217,25 @@ def test_a_reader_sees_one_moment_and_does_not_write(postgres: Postgres) -> None
         with pytest.raises(Exception, match="read-only transaction"):
             session.execute(text("DELETE FROM tenants"))
     database.close()
+    postgres.drop(url)
+
+
+def test_an_id_with_a_nul_is_refused_and_nothing_of_it_is_logged(
+    tmp_path: Path, empty_database: Path, redis_url: str, postgres: Postgres, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = postgres.new_database()
+    settings = make_settings(tmp_path, empty_database, redis_url).model_copy(update={"database_url": url})
+    with running(settings) as api:
+        for method, path in (
+            ("GET", "jobs/se%00cret"),
+            ("DELETE", "documents/se%00cret"),
+            ("GET", "jobs/%00/events"),
+        ):
+            answer = api.http.request(method, f"/v1/{path}")
+            assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")
+        job = api.submit(type="prompt", instruction="a\0b")
+        assert api.job(job["id"])["spec"]["instruction"] == "a\0b"
+    assert "cret" not in caplog.text
     postgres.drop(url)
 
 
