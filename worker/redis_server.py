@@ -23,7 +23,7 @@ def wait_for_redis(redis: Redis, url: str, stop: StopRequest, patience_s: float 
     """Wait until Redis answers, and check its version.
 
     Raises:
-        CannotStart: it does not answer in time, refuses the password, or is too old.
+        CannotStart: it does not answer in time, refuses the password, is too old, or of an unknown authority.
     """
     give_up_at = time.monotonic() + patience_s
     while not stop.requested:
@@ -33,6 +33,11 @@ def wait_for_redis(redis: Redis, url: str, stop: StopRequest, patience_s: float 
         except (AuthenticationError, AuthorizationError) as error:
             raise CannotStart(f"Redis at {shown(url)} refuses: {error}; check REDIS_URL") from error
         except RedisError as error:
+            if "CERTIFICATE_VERIFY_FAILED" in str(error):
+                raise CannotStart(
+                    f"the certificate of Redis at {shown(url)} is not trusted ({error}): name the file with "
+                    "that of its authority, rediss://…?ssl_ca_certs=/path"
+                ) from error
             if time.monotonic() > give_up_at:
                 raise CannotStart(
                     f"no Redis at {shown(url)} after {patience_s:.0f} s ({error}); start one and set "

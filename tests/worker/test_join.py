@@ -12,6 +12,7 @@ from redis import Redis
 
 from jobs import PROTOCOL, VERSION, meeting_key
 from tests.cli.fake_api import Request, fake_api
+from tests.tls_proxy import tls_proxy
 from worker.join import join
 from worker.redis_server import CannotStart
 from worker.settings import Settings, SettingsError
@@ -92,6 +93,21 @@ def test_a_redis_that_refuses_the_password_is_said_to_without_it(tmp_path: Path,
             redis.config_set("requirepass", "")
     assert "refuses" in said
     assert "password=" not in said
+
+
+def test_redis_is_reached_over_tls_and_a_certificate_that_nobody_vouches_for_is_refused(
+    tmp_path: Path, redis_url: str
+) -> None:
+    with Redis.from_url(redis_url) as redis:
+        redis.set(MARK, 1)
+    with tls_proxy(redis_url.removeprefix("unix://"), tmp_path) as (port, certificate):
+        url = f"rediss://localhost:{port}/0"
+        # What is refused behind it is the model: Redis was reached, and is the right one.
+        said = refusal(tmp_path, f"{url}?ssl_ca_certs={certificate}", welcoming)
+        assert said.startswith("the model no/such")
+        said = refusal(tmp_path, url, welcoming)
+    assert f"the certificate of Redis at {url} is not trusted" in said
+    assert "ssl_ca_certs=" in said
 
 
 def test_a_model_that_cannot_be_had_is_the_apis_default_and_refused(tmp_path: Path, redis_url: str) -> None:
