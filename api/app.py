@@ -27,10 +27,10 @@ from api.documents.tokens import ModelFolders
 from api.gate import Gate
 from api.keys import KeyStore, local_worker_token
 from api.leadership import Leadership
-from api.limits import RequestRates
 from api.notifier import Notifier
 from api.prefixes import Prefixes
 from api.queue import JobQueue, connect
+from api.rates import RequestRates
 from api.reconciler import Reconciler
 from api.recorder import Recorder
 from api.routes import audit as audit_routes
@@ -74,7 +74,7 @@ def create_app(settings: Settings) -> FastAPI:
             settings=settings,
             database=database,
             keys=KeyStore(database, local_worker_token(settings.local_worker_token)),
-            rates=RequestRates(),
+            rates=RequestRates(commands),
             documents=DocumentStore(database),
             jobs=job_store,
             audit=audit,

@@ -64,14 +64,12 @@ async def _admitted(request: Request) -> Caller | None:
             raise _unauthorized("key_required", "this API asks for a key: send Authorization: Bearer llk_…")
         browser.check(request, services.settings.allowed_hosts)
         return ANYONE_HERE
-    caller = await anyio.to_thread.run_sync(services.keys.caller, credential)
+    caller = await anyio.to_thread.run_sync(_counted, services, credential)
     if caller is None:
         raise _unauthorized(
             "key_invalid",
             "this key is not known here or was revoked; `longleaf keys list` shows the valid ones",
         )
-    if caller.key_id is not None and caller.limits.requests_per_minute is not None:
-        services.rates.take(caller.key_id, caller.limits.requests_per_minute)
     if is_open:
         return caller
     if (request.method, path) == SIGN_ON:
@@ -90,6 +88,14 @@ def _credential(request: Request) -> str | None:
         return None
     scheme, _, credential = given[0].partition(" ")
     return credential.strip() if len(given) == 1 and scheme.lower() == "bearer" else ""
+
+
+def _counted(services: Services, credential: str) -> Caller | None:
+    """Who shows a key, one more request of which is let in. Raises ApiError 429."""
+    caller = services.keys.caller(credential)
+    if caller is not None and caller.key_id is not None and caller.limits.requests_per_minute is not None:
+        services.rates.take(caller.key_id, caller.limits.requests_per_minute)
+    return caller
 
 
 def _as_reader(services: Services, worker: Caller, document_id: str) -> Caller:

@@ -14,11 +14,11 @@ from api.db import Database
 from api.documents.store import DocumentStore
 from api.documents.tokens import ModelFolder, ModelFolders
 from api.keys import KeyStore
-from api.limits import RequestRates
 from api.models import Document
 from api.notifier import Notifier
 from api.prefixes import Prefixes
 from api.queue import JobQueue
+from api.rates import RequestRates
 from api.settings import Settings
 from api.store import JobStore
 from api.webhooks import Webhooks

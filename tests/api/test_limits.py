@@ -6,10 +6,12 @@ from pathlib import Path
 
 import httpx
 import pytest
+import redis
 from api_rig import Api, FakeWorker, make_settings, running
 
-from api.limits import Limits, RequestRates
+from api.limits import Limits
 from api.problems import ApiError
+from api.rates import AWAY_S, RATE_KEY, RequestRates
 from jobs import EventType
 
 
@@ -18,9 +20,9 @@ def client(api: Api, limits: Limits, tenant: str) -> httpx.Client:
     return httpx.Client(base_url=api.url, headers={"Authorization": f"Bearer {key}"}, timeout=30)
 
 
-def test_a_bucket_is_used_up_and_filled_again_with_time() -> None:
+def test_a_bucket_is_used_up_and_filled_again_with_time_while_redis_is_away() -> None:
     now = 0.0
-    rates = RequestRates(lambda: now)
+    rates = RequestRates(redis.Redis.from_url("unix:///tmp/longleaf-nothing-here.sock"), lambda: now)
     for _ in range(30):
         rates.take("a", 30)
     with pytest.raises(ApiError) as refused:
@@ -37,6 +39,38 @@ def test_a_bucket_is_used_up_and_filled_again_with_time() -> None:
         rates.take("a", 30)
     with pytest.raises(ApiError):
         rates.take("a", 30)
+
+
+def test_a_bucket_in_redis_is_one_for_all_hosts_and_filled_again_with_time(redis_url: str) -> None:
+    with redis.Redis.from_url(redis_url) as client:
+        hosts = [RequestRates(client), RequestRates(client)]
+        for number in range(60):
+            hosts[number % 2].take("a", 60)
+        client.hset(RATE_KEY + "a", "held", 0)
+        with pytest.raises(ApiError) as refused:
+            hosts[0].take("a", 60)
+        assert refused.value.headers == {"Retry-After": "1"}
+        hosts[1].take("b", 60)
+        # As if the last request had come ten seconds before it did.
+        at = float(client.hget(RATE_KEY + "a", "at"))
+        client.hset(RATE_KEY + "a", "at", at - 10)
+        for _ in range(10):
+            hosts[0].take("a", 60)
+        assert 0 < client.ttl(RATE_KEY + "a") <= 60
+
+
+def test_a_host_asks_redis_again_some_seconds_after_it_was_away(redis_url: str) -> None:
+    now = 0.0
+    with redis.Redis.from_url(redis_url) as client:
+        rates = RequestRates(client, lambda: now)
+        client.set(RATE_KEY + "a", "not a bucket")
+        rates.take("a", 1)
+        client.delete(RATE_KEY + "a")
+        with pytest.raises(ApiError):
+            rates.take("a", 1)
+        now = AWAY_S
+        rates.take("a", 1)
+        assert client.exists(RATE_KEY + "a")
 
 
 def test_a_key_that_asks_too_often_is_told_when_to_come_again(shared_api: Api) -> None:
