@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from cli import Client
-from jobs import Ask, Summarize
+from jobs import Ask, Summarize, Warm
 from tests.e2e.stack import ROOT, end, environment, free_port, start, wait_ready
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
@@ -74,6 +74,8 @@ def variables(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, st
             )
             job = client.submit(Ask(documents=[note_id], questions=["Who?"], max_output_tokens=8))
             client.wait(job.id)
+            warm = client.submit(Warm(documents=[note_id]))
+            client.wait(warm.id)
             running = client.submit(Summarize(documents=[report], max_output_tokens=4000))
             cancelled = client.submit(Ask(documents=[note_id], questions=["Who?"], max_output_tokens=8))
             client.cancel(cancelled.id)
@@ -83,6 +85,7 @@ def variables(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, st
                 "NOTE": note_id,
                 "BOOK": book_id,
                 "JOB": job.id,
+                "WARM": warm.id,
                 "ETAG": httpx.get(f"{client.url}/v1/jobs/{job.id}").headers["ETag"],
                 "RUNNING": running.id,
                 "CANCELLED": cancelled.id,
