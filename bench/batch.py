@@ -206,7 +206,7 @@ class Bench:
         from worker.engine.batch import BatchCache
         from worker.engine.decode import forward
 
-        cache = self._plain._cache
+        cache = self._plain._held.cache
         if cache is None:
             raise RuntimeError("the engine has no prefix in memory: the document fills no block")
         forward(self._model, cache, mx.array([[1] * 16]))

@@ -91,7 +91,7 @@ def ask_exactly(model: Model, document: Document, questions: Sequence[Question])
 
 def damage_cache(engine: Engine, damage: Damage) -> None:
     """Change the blocks that the engine holds in memory, which the next question about them reads."""
-    cache = engine._cache
+    cache = engine._held.cache
     assert isinstance(cache, KVCache), "ask the engine first: it holds no prefix yet"
     for layer in cache.compressed:
         _damage_layer(layer, damage)

@@ -3,7 +3,7 @@
 import pytest
 
 from kernels import dispatch, plain
-from worker.engine import engine as engine_module
+from worker.engine import kernel_check
 from worker.engine.engine import Engine, EngineError
 
 
@@ -21,7 +21,7 @@ def errors(monkeypatch, *results):
             raise result
         return result
 
-    monkeypatch.setattr(engine_module, "attention_error", attention_error)
+    monkeypatch.setattr(kernel_check, "attention_error", attention_error)
 
 
 @pytest.mark.parametrize("first", [0.5, float("nan"), RuntimeError("does not compile")])

@@ -107,7 +107,7 @@ def test_a_sample_is_the_first_restore_and_every_eighth_after_it(tiny, store):
     right = attention.q_proj.weight
     try:
         for _ in range(9):
-            engine._forget()
+            engine._held.forget()
             output = engine.generate([Document("d", TEXT)], "Why?", Sampling(1), Silent())
             num_cached.append(output.usage.cached_tokens)
             attention.q_proj.weight = right[::-1]
