@@ -88,7 +88,7 @@ class Engine:
             EngineError: if the model cannot be served; the problem says why.
         """
         model = model_loader.load(folder, model_id, memory_bytes)
-        check_kernels(model.card)
+        check_kernels(model)
         card = model.card
         shape = Shape(card.num_q_heads, card.num_kv_heads, card.head_dim)
         tune(shape, platformdirs.user_cache_path("longleaf") / "tuning")

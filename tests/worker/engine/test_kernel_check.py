@@ -3,6 +3,7 @@
 import pytest
 
 from kernels import dispatch, plain
+from tests.worker.engine.tiny import load_tiny
 from worker.engine import kernel_check
 from worker.engine.engine import Engine, EngineError
 
@@ -28,6 +29,14 @@ def errors(monkeypatch, *results):
 def test_wrong_kernels_are_replaced_by_the_plain_ones(smollm2, monkeypatch, first):
     errors(monkeypatch, first, 1e-6)
     Engine.load(smollm2, "smollm2-135m-instruct", None)
+    assert dispatch.backend() is plain
+
+
+def test_every_format_of_the_model_is_checked(smollm2, tmp_path, monkeypatch):
+    errors(monkeypatch, 1e-6, 0.5, 1e-6, 1e-6)
+    tiny = load_tiny(tmp_path, smollm2, "qwen2")
+    assert {shape.format for shape in tiny.shapes} == {"int4c", "k8v4"}
+    kernel_check.check_kernels(tiny)
     assert dispatch.backend() is plain
 
 
