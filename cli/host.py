@@ -41,8 +41,11 @@ def down(data: Data = None) -> None:
 
 
 def worker(
-    join: Annotated[str, typer.Option(help="The installation's Redis: redis:// or, with TLS, rediss://.")],
-    api: Annotated[str, typer.Option(help="The installation's API: http:// or https://.")],
+    join: Annotated[
+        str,
+        typer.Option(envvar="REDIS_URL", help="The installation's Redis: redis:// or, with TLS, rediss://."),
+    ],
+    api: Annotated[str, typer.Option(envvar="LONGLEAF_API", help="Its API: http:// or https://.")],
     model: Annotated[str | None, typer.Option(help="Model to serve; the API's default where absent.")] = None,
     memory: Annotated[str | None, typer.Option(help="Such as 64GB; this machine's where absent.")] = None,
     data: Data = None,

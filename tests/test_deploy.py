@@ -8,6 +8,8 @@ import re
 from configparser import ConfigParser
 from pathlib import Path
 
+import pytest
+
 from api.metrics import ServiceCollector
 
 DEPLOY = Path(__file__).parents[1] / "deploy"
@@ -20,12 +22,13 @@ def test_the_launchd_agent_runs_up_and_waits_for_its_end() -> None:
     assert agent["Umask"] == 0o077
 
 
-def test_the_systemd_unit_runs_up_and_waits_for_its_end() -> None:
+@pytest.mark.parametrize(("file", "command"), [("longleaf", "up"), ("longleaf-worker", "worker")])
+def test_the_systemd_units_run_their_command_and_wait_for_its_end(file: str, command: str) -> None:
     unit = ConfigParser(interpolation=None, strict=True)
     unit.optionxform = str  # type: ignore[assignment,method-assign]
-    unit.read(DEPLOY / "longleaf.service")
-    assert unit["Service"]["ExecStart"].endswith("/longleaf up")
-    # Only the supervisor is told to stop: it stops the others in order.
+    unit.read(DEPLOY / f"{file}.service")
+    assert unit["Service"]["ExecStart"].endswith(f"/longleaf {command}")
+    # Only the supervisor, or the worker's parent, is told to stop: it stops the others in order.
     assert unit["Service"]["KillMode"] == "mixed"
     assert int(unit["Service"]["TimeoutStopSec"]) > 35
 

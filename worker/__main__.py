@@ -122,7 +122,7 @@ def serve(settings: Settings, child_command: Sequence[str]) -> int:
 def _child_env(settings: Settings) -> dict[str, str]:
     """The parent's environment with its resolved settings, so that both mean the same folders and model."""
     return {
-        **os.environ,
+        **{name: value for name, value in os.environ.items() if name != "LONGLEAF_WORKER_TOKEN"},
         "LONGLEAF_DATA": str(settings.data),
         "LONGLEAF_MODELS": str(settings.models),
         "LONGLEAF_MODEL": settings.model,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -119,11 +120,12 @@ def test_a_model_that_cannot_be_had_is_the_apis_default_and_refused(tmp_path: Pa
 
 
 def test_the_command_ends_with_one_line_and_status_1(tmp_path: Path, redis_url: str) -> None:
-    command = [sys.executable, "-m", "cli", "worker", "--join", redis_url, "--api", "http://127.0.0.1:1"]
+    words = ["--join", redis_url, "--data", str(tmp_path), "--model", "m", "--memory", "1GB"]
     root = Path(__file__).parents[2]
     done = subprocess.run(
-        [*command, "--data", str(tmp_path), "--model", "m", "--memory", "1GB"],
+        [sys.executable, "-m", "cli", "worker", *words],
         cwd=root,
+        env={**os.environ, "LONGLEAF_API": "http://127.0.0.1:1"},
         capture_output=True,
         text=True,
         timeout=60,
