@@ -75,7 +75,7 @@ class Leadership:
         while True:
             await anyio.sleep(LOOK_EVERY_S)
             try:
-                await anyio.to_thread.run_sync(connection.exec_driver_sql, "SELECT 1")
+                await anyio.to_thread.run_sync(connection.scalar, text("SELECT 1"))
             except DBAPIError as error:
                 log.warning("this host leads no more: %s", error.orig)
                 return
