@@ -16,6 +16,7 @@ from bench import quality, quality_plot, teacher_forced
 from bench.divergence import Divergence, divergence
 from bench.teacher_forced import CodedLayer, Window, as_mlx, as_tiles
 from kernels import FORMATS, TileLayout
+from tests.worker.engine.tiny import load_tiny
 from worker import models
 from worker.engine.model import load
 
@@ -201,3 +202,20 @@ def test_table_and_plot_show_every_row(rows, tmp_path, capsys):
     quality_plot.write(path, "a < b", together)
     circles = ElementTree.parse(path).getroot().iter("{http://www.w3.org/2000/svg}circle")
     assert len(list(circles)) == len(together)
+
+
+def test_a_model_of_mixed_formats_runs_as_it_was_loaded(tokens, tmp_path):
+    smollm2 = models.ensure("smollm2-135m-instruct", models.default_models_dir())
+    qwen2 = load_tiny(tmp_path, smollm2, "qwen2")
+    window = Window(tokens[:385], 320)
+    truth = teacher_forced.exact(qwen2, window)
+    formats = ["int4c", quality.MIXED, "k8v4"]
+    runs = [
+        run
+        for run in quality.runs(qwen2, window, formats, ["deployment"], tmp_path / "snapshots")
+        if run.case.prefill == "layer-major"
+    ]
+    assert [run.restored_difference for run in runs if run.case.restored] == [0.0] * 3
+    four, mixed, eight = (run for run in runs if not run.case.restored)
+    assert four.bits < mixed.bits < eight.bits
+    assert kl(truth, mixed.logits, window) < kl(truth, four.logits, window) / 2
