@@ -30,8 +30,11 @@ IDLE_S = 3.0
 """A worker that has asked within so many seconds is given what no other one holds."""
 HELD_S = 3600
 """How long `HOLDERS_KEY` lives without use; the database knows for longer."""
-NUM_GATHERED = 256
-"""So far into a queue is looked for more over the same documents."""
+NUM_LOOKED_AT = 256
+"""So far into a queue is looked for more over the same documents, or for what has waited too long."""
+CHARS_PER_TOKEN = 4
+TOKENS_PER_S = 1000
+"""Of a worker that has prefilled nothing yet."""
 MIN_CHARS = 192
 """Shorter texts have not the tokens of a stored block, so it is the same who reads them."""
 
@@ -47,6 +50,8 @@ class Waiting(BaseModel):
     """What its documents begin with, as digests, the whole of them first."""
     num_wanted: int
     """A worker that has one of so many leads, the first ones, spares it most of the prefill."""
+    num_chars: int
+    """Of its documents."""
 
 
 def waiting(request: RunRequest, rank: float, since: float) -> Waiting:
@@ -54,7 +59,7 @@ def waiting(request: RunRequest, rank: float, since: float) -> Waiting:
     documents = request.documents
     num_chars = [ref.num_chars for ref in documents]
     if not request.spec.reuse or sum(num_chars) < MIN_CHARS:
-        return Waiting(rank=rank, since=since, leads=[], num_wanted=0)
+        return Waiting(rank=rank, since=since, leads=[], num_wanted=0, num_chars=sum(num_chars))
     # One document stands in a prompt without its name, several with theirs.
     digest = hashlib.blake2b(digest_size=16)
     for part in (request.prefix_salt, request.spec.model or "", "one" if len(documents) == 1 else "many"):
@@ -64,7 +69,7 @@ def waiting(request: RunRequest, rank: float, since: float) -> Waiting:
         digest.update(f"{ref.text_sha256}\0{ref.name if len(documents) > 1 else ''}\0".encode())
         leads.append(digest.hexdigest())
     num_wanted = sum(sum(num_chars[: n + 1]) * 2 >= sum(num_chars) for n in range(len(documents)))
-    return Waiting(rank=rank, since=since, leads=leads[::-1], num_wanted=num_wanted)
+    return Waiting(rank=rank, since=since, leads=leads[::-1], num_wanted=num_wanted, num_chars=sum(num_chars))
 
 
 def whole_lead(request: RunRequest) -> str | None:
@@ -100,10 +105,11 @@ end
 local function waiting(id)
   local found = decoded(redis.call('HGET', 'rq:job:' .. id, 'meta'))
   if found and type(found.rank) == 'number' and type(found.since) == 'number'
-      and type(found.leads) == 'table' and type(found.num_wanted) == 'number' then
+      and type(found.leads) == 'table' and type(found.num_wanted) == 'number'
+      and type(found.num_chars) == 'number' then
     return found
   end
-  return {{rank = 0, since = 0, leads = {{}}, num_wanted = 0}}
+  return {{rank = 0, since = 0, leads = {{}}, num_wanted = 0, num_chars = 0}}
 end
 
 -- The presence of a worker that takes attempts; nil of one that is gone or draining.
@@ -188,51 +194,64 @@ TAKE = (
     _COMMON
     + f"""
 local worker, patience = ARGV[3], tonumber(ARGV[4])
-local from, lowest
+local id, from, whose, lowest
 
-local function offer(key, bonus)
-  local id = redis.call('LINDEX', key, 0)
-  if not id then return end
-  local rank = waiting(id).rank - bonus
-  if not lowest or rank < lowest then from, lowest = key, rank end
+local function offer(candidate, key, owner, rank)
+  if candidate and (not lowest or rank < lowest) then
+    id, from, whose, lowest = candidate, key, owner, rank
+  end
 end
 
-offer(own(worker), patience)
-offer(shared, 0)
-local others = {{}}
+local function offer_first(key, owner, bonus)
+  local first = redis.call('LINDEX', key, 0)
+  if first then offer(first, key, owner, waiting(first).rank - bonus) end
+end
+
+-- Seconds that this worker would take for what an attempt's own one has.
+local here = presence(worker) or {{}}
+local speed = type(here.prefill_tokens_per_s) == 'number' and here.prefill_tokens_per_s or {TOKENS_PER_S}
+local function cost(this)
+  local is_here = this.leads[1] and redis.call('ZSCORE', '{HOLDERS_KEY}' .. this.leads[1], worker)
+  return is_here and 0 or this.num_chars / {CHARS_PER_TOKEN} / speed
+end
+
+-- What has waited too long for a live worker. Nobody has KV sooner than a worker that is making it.
+local function offer_late(key, owner, found)
+  local made = found.phase == 'prefill' and found.lead
+  for _, candidate in ipairs(redis.call('LRANGE', key, 0, {NUM_LOOKED_AT - 1})) do
+    local this = waiting(candidate)
+    if this.since + patience <= now and (not made or this.leads[1] ~= made) then
+      offer(candidate, key, owner, this.rank + patience + cost(this))
+    end
+  end
+end
+
+offer_first(own(worker), worker, patience)
+offer_first(shared, '', 0)
 for _, other in ipairs(redis.call('SMEMBERS', owners)) do
   local found = presence(other)
   if other == worker then
     -- Its own queue was looked at.
+  elseif found then
+    offer_late(own(other), other, found)
   elseif redis.call('LLEN', own(other)) == 0 then
-    if not found then redis.call('SREM', owners, other) end
-  elseif not found then
-    offer(own(other), 0)
+    redis.call('SREM', owners, other)
   else
-    table.insert(others, {{own(other), found}})
+    offer_first(own(other), other, 0)
   end
 end
-if not from then
-  for _, other in ipairs(others) do
-    local key, found = other[1], other[2]
-    local first = waiting(redis.call('LINDEX', key, 0))
-    -- Nobody has the KV sooner than a worker that is making it.
-    local is_made = first.leads[1] ~= nil and found.lead == first.leads[1] and found.phase ~= 'decode'
-    if first.since + patience <= now and not is_made then offer(key, 0) end
-  end
-end
-if not from then
+if not id then
   redis.call('ZADD', idle, now, worker)
   return false
 end
 
 redis.call('ZREM', idle, worker)
-local id = redis.call('LPOP', from)
+redis.call('LREM', from, 1, id)
 redis.call('RPUSH', shared .. ':intermediate', id)
 local this = waiting(id)
 claim(this.leads, worker)
-if from ~= own(worker) and this.leads[1] then
-  for _, other in ipairs(redis.call('LRANGE', from, 0, {NUM_GATHERED - 1})) do
+if whose ~= worker and this.leads[1] then
+  for _, other in ipairs(redis.call('LRANGE', from, 0, {NUM_LOOKED_AT - 1})) do
     local follower = waiting(other)
     if follower.leads[1] == this.leads[1] then
       redis.call('LREM', from, 1, other)
@@ -241,16 +260,19 @@ if from ~= own(worker) and this.leads[1] then
     end
   end
 end
-return id
+return {{id, whose, presence(whose) and 1 or 0}}
 """
 )
 """Take the next attempt for a worker, into the intermediate list of the RQ queue.
 
-It is the lowest rank among the first of its own queue, of the shared one and of those that gone workers have
-left. The own queue counts as `patience` seconds older: so long may others be passed for the sake of what this
-worker holds. Where these are empty, it is one that has waited for longer than `patience` with another worker.
-What waits there over the same documents comes along.
+It is the lowest rank among the first of its own queue, of the shared one, of those that gone workers have
+left, and of those that have waited for another worker for longer than `patience` seconds. The own queue
+counts as so many seconds older: for so long others may be passed for the sake of what this worker holds.
+Those of another worker count as so much younger, and by what their prefill would take here: they are taken
+where that worker is behind by more, or this one has nothing else. What waits in the same queue over the same
+documents comes along.
 
-Arguments: queue name, time of Redis in seconds, worker, patience in seconds. Returns the RQ id; nil where
-there is nothing, and then the worker counts as idle.
+Arguments: queue name, time of Redis in seconds, worker, patience in seconds. Returns the RQ id, the worker
+whose queue it was in ('' for the shared one), and 1 where that one takes attempts; nil where there is
+nothing, and then the worker counts as idle.
 """

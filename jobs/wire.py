@@ -77,6 +77,8 @@ class WorkerStatus(BaseModel):
     """Of the job in hand, as it was within some seconds, like `eta_s`."""
     eta_s: float | None = None
     """Seconds to the end of that phase; None while unknown."""
+    prefill_tokens_per_s: float | None = None
+    """Of the last long prefill; None before the first."""
     started_at: float
     lease_s: float
 

@@ -5,12 +5,15 @@ It waits on one list alone, its own queue: with several, a worker that dies in a
 
 from __future__ import annotations
 
+import logging
 from typing import Any, cast
 
 from redis import Redis
 
 from jobs import queue_name
 from jobs.dispatch import TAKE, own_key, shared_key
+
+log = logging.getLogger("worker.attempts")
 
 WAIT_S = 0.5
 """Between two looks at what others' queues have; what comes for this worker is there at once."""
@@ -31,7 +34,11 @@ class Attempts:
         """The RQ id of the next attempt, None where none came in `WAIT_S`. Raises RedisError."""
         seconds, micros = cast(Any, self._redis.time())
         now = seconds + micros / 1e6
-        found = self._take(args=[self._queue, now, self._worker, self._patience_s])
+        found = cast(Any, self._take(args=[self._queue, now, self._worker, self._patience_s]))
         if found is None:
-            found = self._redis.blmove(self._own, self._taken, cast(int, WAIT_S), "LEFT", "RIGHT")
-        return None if found is None else cast(bytes, found).decode()
+            came = self._redis.blmove(self._own, self._taken, cast(int, WAIT_S), "LEFT", "RIGHT")
+            return None if came is None else cast(bytes, came).decode()
+        rq_id, whose, is_there = found[0].decode(), found[1].decode(), found[2]
+        if whose not in ("", self._worker):
+            log.info("%s waited %s %s", rq_id, "too long for" if is_there else "for the gone", whose)
+        return str(rq_id)

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from redis import Redis
 from redis.exceptions import RedisError
 
-from jobs import ModelCard, Progress, RunRequest, WorkerStatus, worker_key
+from jobs import ModelCard, Progress, RunRequest, Timing, Usage, WorkerStatus, worker_key
 from jobs.dispatch import whole_lead
 
 log = logging.getLogger("worker.presence")
@@ -27,6 +27,7 @@ LEASE_S = 15.0
 RENEW_S = 3.0
 MAX_SILENCE_S = 60.0
 """How long the main loop may go without `beat` before it counts as dead."""
+MIN_PREFILL_TOKENS = 512
 
 
 class Presence:
@@ -93,6 +94,12 @@ class Presence:
         self._status = self._status.model_copy(update=update)
         if is_news:
             self._wake.set()
+
+    def show_speed(self, usage: Usage, timing: Timing) -> None:
+        """How fast a job's documents were prefilled, where that was enough to tell."""
+        if usage.prefilled_tokens >= MIN_PREFILL_TOKENS and timing.prefill_s > 0:
+            update = {"prefill_tokens_per_s": usage.prefilled_tokens / timing.prefill_s}
+            self._status = self._status.model_copy(update=update)
 
     def close(self) -> None:
         """Be gone: the key is removed."""

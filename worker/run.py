@@ -152,6 +152,7 @@ class _Attempt:
     def _on_end(self, end: End) -> None:
         self._emit_progress(self._gate.flush())
         if end.outcome == "succeeded" and end.result is not None:
+            self._context.presence.show_speed(end.result.usage, end.result.timing)
             self._emit(EventType.SUCCEEDED, end.result.model_dump(mode="json"))
         elif end.outcome == "failed" and end.problem is not None:
             self._emit(EventType.FAILED, end.problem.model_dump(mode="json"))

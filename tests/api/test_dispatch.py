@@ -12,7 +12,7 @@ from test_reconciler import Clock, after
 from api.reconciler import Reconciler
 from api.settings import Settings
 from jobs import EventType, queue_name, run_id, worker_key
-from jobs.dispatch import IDLE_KEY, NUM_GATHERED, own_key, shared_key
+from jobs.dispatch import IDLE_KEY, NUM_LOOKED_AT, own_key, shared_key
 from worker.attempts import Attempts
 
 MODEL = "tiny"
@@ -120,6 +120,16 @@ def test_a_job_that_nobody_holds_goes_to_an_idle_worker(
     assert slow.queued() == [run_id(next_one, 1)]
 
 
+def test_a_worker_that_was_given_something_is_idle_no_more(
+    slow: Api, pair: tuple[FakeWorker, FakeWorker]
+) -> None:
+    assert pair[1].next() is None
+    job_id = ask(slow)
+    slow.redis.lrem(own_key(MODEL, "w2"), 1, run_id(job_id, 1))  # it has it
+    next_one = ask(slow, document(slow, "other"))
+    assert slow.queued() == [run_id(next_one, 1)]
+
+
 def test_a_worker_that_has_not_asked_for_long_is_not_taken_for_idle(
     slow: Api, pair: tuple[FakeWorker, FakeWorker]
 ) -> None:
@@ -197,6 +207,57 @@ def test_an_idle_worker_takes_what_has_waited_too_long_for_another_one(
     let_wait(slow, about_a, 2)
     assert second.next() == about_a
     assert (slow.waiting_for("w1"), slow.waiting_for("w2")) == ([about_b], [more_of_a])
+
+
+def test_a_worker_that_is_behind_is_relieved_by_a_busy_one(
+    slow: Api, pair: tuple[FakeWorker, FakeWorker]
+) -> None:
+    first, second = pair
+    read(slow, first, document(slow, "a"))
+    read(slow, second, document(slow, "b"))
+    near, far, cold, next_cold, behind = (ask(slow, document(slow, name)) for name in "bbcda")
+    # The own queue counts as 20 s older, the other one's as 20 s younger.
+    waits = {cold: 81.5, near: 61.0, behind: 100.0, far: 59.0, next_cold: 78.5}
+    for job_id, seconds in waits.items():
+        let_wait(slow, job_id, seconds)
+    assert [second.next() for _ in waits] == list(waits)
+
+
+def test_what_is_long_to_prefill_is_left_to_who_has_it(
+    slow: Api, pair: tuple[FakeWorker, FakeWorker]
+) -> None:
+    first, second = pair
+    read(slow, first, document(slow, "short"))
+    read(slow, first, document(slow, "long", 4000))
+    second.be_there(store="store of w2", prefill_tokens_per_s=10.0)
+    about_long, about_short = ask(slow, document(slow, "long", 4000)), ask(slow, document(slow, "short"))
+    cold = ask(slow, document(slow, "cold"))
+    for job_id in (about_long, about_short):
+        let_wait(slow, job_id, 100)
+    # 4,000 characters are 100 s here: behind what nobody holds, yet before nothing at all.
+    assert [second.next() for _ in range(4)] == [about_short, cold, about_long, None]
+    # And nothing where they have been read.
+    busy = ask(slow, document(slow, "long", 4000))
+    slow.redis.lmove(own_key(MODEL, "w2"), own_key(MODEL, "w1"))
+    let_wait(slow, busy, 100)
+    ask(slow, document(slow, "colder"))
+    assert second.next() == busy
+
+
+def test_what_waits_behind_documents_that_are_being_read_is_taken_too(
+    slow: Api, pair: tuple[FakeWorker, FakeWorker]
+) -> None:
+    first, second = pair
+    read(slow, first, document(slow, "a"))
+    begun, follower, about_a = (ask(slow, document(slow, name)) for name in "bba")
+    entry = slow.queue().fetch_job(run_id(begun, 1))
+    assert entry is not None
+    assert [first.next() for _ in range(2)] == [about_a, begun]
+    about_a = ask(slow, document(slow, "a"))
+    first.be_there(begun, 1, store="store of w1", phase="prefill", lead=entry.meta["leads"][0])
+    for job_id in (follower, about_a):
+        let_wait(slow, job_id, 100)
+    assert (second.next(), second.next()) == (about_a, None)
 
 
 def test_the_patience_is_a_setting(slow: Api, pair: tuple[FakeWorker, FakeWorker]) -> None:
@@ -344,7 +405,7 @@ def test_an_entry_of_which_nothing_is_known_is_due(slow: Api, pair: tuple[FakeWo
 
 def test_followers_are_looked_for_up_to_a_bound(slow: Api, pair: tuple[FakeWorker, FakeWorker]) -> None:
     first_job = ask(slow)
-    slow.redis.rpush(shared_key(MODEL), *(f"job_{n}-1" for n in range(NUM_GATHERED)))
+    slow.redis.rpush(shared_key(MODEL), *(f"job_{n}-1" for n in range(NUM_LOOKED_AT)))
     far = ask(slow)
     slow.redis.lmove(shared_key(MODEL), shared_key(MODEL), "RIGHT", "RIGHT")
     assert pair[0].next() == first_job

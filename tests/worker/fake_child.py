@@ -44,8 +44,9 @@ def result(run: Run) -> Result:
     num_cached = len(text) if text in known else 0
     known.add(text)
     usage = Usage(prompt_tokens=len(text), cached_tokens=num_cached, prefilled_tokens=len(text) - num_cached)
-    output = Output(text=text, finish_reason="stop", usage=usage, timing=Timing(), prefix="none")
-    return Result(type="prompt", model="fake", outputs=[output], usage=usage, timing=Timing())
+    timing = Timing(prefill_s=usage.prefilled_tokens / 1000)
+    output = Output(text=text, finish_reason="stop", usage=usage, timing=timing, prefix="none")
+    return Result(type="prompt", model="fake", outputs=[output], usage=usage, timing=timing)
 
 
 def progress(phase: str, num_done: int, num_total: int) -> ChildEvent:

@@ -68,6 +68,24 @@ def test_presence_tells_the_phase_of_the_job_in_hand(rig: Rig) -> None:
     rig.until(EventType.SUCCEEDED)
 
 
+@pytest.mark.parametrize(("num_chars", "shown"), [(511, None), (512, 1000.0)])
+def test_presence_tells_how_fast_the_last_long_prefill_was(
+    rig: Rig, num_chars: int, shown: float | None
+) -> None:
+    gate = rig.gate("gate")
+    rig.enqueue(["end"], documents=[rig.documents.add("doc_long", "x" * num_chars)])
+    rig.enqueue(["delta", "x"], ["gate", str(gate)], ["end"], job_id="job_2")
+    rig.start()
+    rig.until(EventType.SUCCEEDED)
+    rig.until(EventType.DELTA)
+    status = rig.status()
+    while status is None or status.job_id != "job_2":
+        status = rig.status()
+    assert status.prefill_tokens_per_s == shown
+    open_gate(gate)
+    rig.until(EventType.SUCCEEDED)
+
+
 def test_the_name_of_a_store_stays(tmp_path: Path) -> None:
     names = {store_name(tmp_path / "data") for _ in range(3)}
     assert len(names) == 1
