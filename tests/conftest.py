@@ -31,5 +31,5 @@ def redis_server() -> Iterator[str]:
 def redis_url(redis_server: str) -> str:
     """The same server, empty before each test."""
     with redis.Redis.from_url(redis_server) as client:
-        client.flushall()
+        client.flushdb()
     return redis_server

@@ -61,9 +61,12 @@ def shared_api(
     tmp_path_factory: pytest.TempPathFactory, empty_database: Path, redis_server: str
 ) -> Iterator[Api]:
     """One API for all tests of a module that leave nothing behind which another one minds."""
-    with redis.Redis.from_url(redis_server) as client:
-        client.flushall()
-    with running(make_settings(tmp_path_factory.mktemp("api"), empty_database, redis_server)) as made:
+    # In a database of Redis of its own: it lives on beside the other APIs of the module, and would take
+    # their events.
+    url = f"{redis_server}?db=1"
+    with redis.Redis.from_url(url) as client:
+        client.flushdb()
+    with running(make_settings(tmp_path_factory.mktemp("api"), empty_database, url)) as made:
         yield made
 
 
