@@ -70,5 +70,5 @@ def test_the_api_describes_itself(api: Api) -> None:
     paths = api.http.get("/openapi.json").json()["paths"]
     assert {"/v1/documents", "/v1/jobs/{job_id}/events", "/health/ready"} <= set(paths)
     body = paths["/v1/jobs"]["post"]["requestBody"]["content"]["application/json"]["schema"]
-    assert [kind["title"] for kind in body["oneOf"]] == ["Summarize", "Ask", "Prompt"]
+    assert [kind["title"] for kind in body["oneOf"]] == ["Summarize", "Ask", "Prompt", "Warm"]
     assert "$ref" not in str(body)
