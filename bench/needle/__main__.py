@@ -6,8 +6,8 @@ Every document is asked cold (prefilled here), restored (its blocks read from sn
 and with a nonce before it and no reuse. Single-key documents hold one fact, at each depth in turn; the
 other tasks share one document. `two_bits`, `one_bit` and `shifted` are int4c with every block damaged: were
 that to cost no recall, the instrument would measure nothing. Prints a heatmap for each format and task and
-one JSON line; the line is kept in bench/results/needle.<device>.json. 131,072 tokens on a CPU take a
-quarter of an hour for each document and format.
+one JSON line; the line is kept in bench/results/needle.<device>.json, the heatmaps beside it as an SVG.
+131,072 tokens on a CPU take a quarter of an hour for each document and format.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any, get_args
 import numpy as np
 
 from bench.machine import ROOT, cpu_name, git, result_path
-from bench.needle import words
+from bench.needle import heatmap, words
 from bench.needle.documents import TASKS, Document, Filler, make_document, make_facts
 from worker import accelerate
 
@@ -64,6 +64,7 @@ def main() -> None:
             }
         )
         path.write_text(line + "\n", encoding="utf-8")
+        heatmap.write(path.with_suffix(".svg"), f"Recall of the needle model on {device}", rows)
     print_heatmaps(rows)
     print(f"\n{line}")
 
