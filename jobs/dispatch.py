@@ -211,8 +211,8 @@ end
 local here = presence(worker) or {{}}
 local speed = type(here.prefill_tokens_per_s) == 'number' and here.prefill_tokens_per_s or {TOKENS_PER_S}
 local function cost(this)
-  local is_here = this.leads[1] and redis.call('ZSCORE', '{HOLDERS_KEY}' .. this.leads[1], worker)
-  return is_here and 0 or this.num_chars / {CHARS_PER_TOKEN} / speed
+  local is_no_worse = not this.leads[1] or redis.call('ZSCORE', '{HOLDERS_KEY}' .. this.leads[1], worker)
+  return is_no_worse and 0 or this.num_chars / {CHARS_PER_TOKEN} / speed
 end
 
 -- What has waited too long for a live worker. Nobody has KV sooner than a worker that is making it.

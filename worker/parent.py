@@ -8,6 +8,7 @@ JSON keeps code out of the payload, but not names of code.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 from redis import Redis
 from redis.backoff import AbstractBackoff, NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisError
+from redis.exceptions import OutOfMemoryError, RedisError
 from redis.retry import Retry
 from rq import Queue
 from rq.exceptions import NoSuchJobError, StopRequested
@@ -34,6 +35,7 @@ log = logging.getLogger("worker.parent")
 
 HEARTBEAT_TTL_S = 45
 MAX_RETRIES_WHEN_STOPPING = 8
+FULL_PAUSE_S = 1.0
 
 
 class JobRefused(Exception):
@@ -119,7 +121,10 @@ class RunWorker(SimpleWorker):
 
     def heartbeat(self, timeout: int | None = None, pipeline: Any = None) -> None:
         self._context.presence.beat()
-        super().heartbeat(timeout, pipeline)
+        try:
+            super().heartbeat(timeout, pipeline)
+        except OutOfMemoryError as error:
+            log.debug("RQ is not told that this worker lives: %s", error)
 
     def dequeue_job_and_maintain_ttl(
         self, timeout: int | None, max_idle_time: int | None = None
@@ -129,9 +134,14 @@ class RunWorker(SimpleWorker):
             self._await_engine()
             self._context.presence.show("idle", self._context.resident.card)
             self.heartbeat()
-            if self.should_run_maintenance_tasks:
-                self.run_maintenance_tasks()  # type: ignore[no-untyped-call]
-            rq_id = self._attempts.take()
+            try:
+                if self.should_run_maintenance_tasks:
+                    self.run_maintenance_tasks()  # type: ignore[no-untyped-call]
+                rq_id = self._attempts.take()
+            except OutOfMemoryError as error:
+                log.warning("a full Redis gives no attempts: %s", error)
+                time.sleep(FULL_PAUSE_S)
+                continue
             if rq_id is None:
                 continue
             try:

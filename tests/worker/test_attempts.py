@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -101,3 +102,20 @@ def test_a_folder_that_is_none_has_a_name_for_this_run(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     first, second = (store_name(tmp_path / "file" / "data") for _ in range(2))
     assert first != second
+
+
+def test_a_redis_that_is_full_does_not_end_the_worker(rig: Rig) -> None:
+    parent = rig.start()
+    rig.child_pid()
+    rig.redis.config_set("maxmemory", 1)
+    while num_refused(rig) < 20 and parent.poll() is None:
+        rig.redis.ping()
+    rig.redis.config_set("maxmemory", 0)
+    rig.enqueue(["end"])
+    rig.until(EventType.SUCCEEDED)
+    assert parent.poll() is None
+
+
+def num_refused(rig: Rig) -> int:
+    errors: Any = rig.redis.info("errorstats")
+    return int(errors.get("errorstat_OOM", {"count": 0})["count"])
