@@ -11,17 +11,12 @@ asks for an answer. Gemma's terms of use apply to them. Then one question is put
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import tempfile
 from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
-import numpy as np
-
-from worker.engine.engine import Document, Engine, Sampling
-from worker.engine.report import Silent
+from bench.real_model import ask_both, write_json
 
 TENSORS = {
     "token_embd": "model.embed_tokens",
@@ -59,12 +54,12 @@ TEMPLATE = (
     "{% if add_generation_prompt %}Answer:{% endif %}"
 )
 CONTROL, USER_DEFINED = 3, 4
-QUESTION = "What is the capital of France?"
-DOCUMENT = "France is a country in Europe. Its capital is Paris, and its largest river is the Loire. "
 
 
 def convert(source: Path, folder: Path) -> None:
     """Write config, weights, tokenizer and generation settings of the GGUF `source` into `folder`."""
+    import mlx.core as mx
+    import numpy as np
     from gguf import GGUFReader
     from gguf.quants import dequantize
 
@@ -89,11 +84,11 @@ def convert(source: Path, folder: Path) -> None:
         "torch_dtype": "float16",
         "vocab_size": len(metadata["tokenizer.ggml.tokens"]),
     }
-    _write(folder / "config.json", config)
-    _write(folder / "generation_config.json", ends)
-    _write(folder / "tokenizer.json", tokenizer(metadata))
+    write_json(folder / "config.json", config)
+    write_json(folder / "generation_config.json", ends)
+    write_json(folder / "tokenizer.json", tokenizer(metadata))
     special = {"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>", "unk_token": "<unk>"}
-    _write(
+    write_json(
         folder / "tokenizer_config.json",
         special | {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": TEMPLATE},
     )
@@ -166,29 +161,6 @@ def tokenizer(metadata: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def by_mlx_lm(folder: Path, tokens: list[int], num_tokens: int) -> str:
-    """mlx_lm's own greedy answer to a prompt."""
-    from mlx_lm.generate import generate_step
-    from mlx_lm.utils import load
-
-    model, wrapper, *_ = load(str(folder))
-    model.set_dtype(mx.float32)
-    steps = generate_step(mx.array(tokens), model, max_tokens=num_tokens)
-    return str(wrapper.decode([int(token) for token, _ in steps]))
-
-
-def ask_both(folder: Path) -> None:
-    """Print what mlx_lm and the engine answer to one question about two documents."""
-    engine = Engine.load(folder, folder.name, None)
-    # Short, so that both compute it exactly; and longer than a window, with blocks.
-    for text in ("", DOCUMENT * 32):
-        documents = [Document("d", text)] if text else []
-        tokens = engine._prompts.build(documents, QUESTION).tokens.tolist()
-        answer = engine.generate(documents, QUESTION, Sampling(8), Silent())
-        print(f"{len(tokens)} tokens  mlx_lm: {by_mlx_lm(folder, tokens, 8)!r}  ours: {answer.text!r}")
-    print(folder)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("folder", type=Path)
@@ -210,10 +182,6 @@ def _name(name: str) -> str:
     if match is None or match[2] not in TENSORS:
         raise ValueError(f"tensor {name!r} is none of Gemma 3's")
     return f"{f'model.layers.{match[1]}.' if match[1] else ''}{TENSORS[match[2]]}.weight"
-
-
-def _write(path: Path, content: dict[str, Any]) -> None:
-    path.write_text(json.dumps(content, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

