@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import logging
 import secrets
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 from typing import Any, cast
 
 from pydantic import ValidationError
@@ -23,6 +24,7 @@ from rq.job import Job as RQJob
 from rq.serializers import JSONSerializer
 from sqlalchemy.exc import OperationalError
 
+from api import moves
 from api.models import Job
 from api.store import JobStore
 from jobs import (
@@ -36,6 +38,7 @@ from jobs import (
     meeting_key,
     queue_name,
     run_id,
+    worker_key,
 )
 from jobs.dispatch import OWN_KEY, OWNERS_KEY, PUT, SHARED_KEY, Waiting, own_key, waiting
 
@@ -59,7 +62,7 @@ class JobQueue:
         self._put = redis.register_script(PUT)
 
     def follow(self, job: Job) -> None:
-        """Write what workers must obey, and put a queued attempt on its queue.
+        """Write what workers must obey, and put a queued attempt that is due on its queue.
 
         Raises:
             RedisError: nothing is lost; the reconciler comes back to it.
@@ -73,7 +76,7 @@ class JobQueue:
             self.control(job.id, cancel=stops, min_attempt=job.attempt)
         if state in (State.CANCELLED, State.EXPIRED):
             self.drop(run_id(job.id, job.attempt), queue_name(job.model))
-        elif state is State.QUEUED and not job.handed_out:
+        elif state is State.QUEUED and not job.handed_out and moves.is_due(job, time.time()):
             self._enqueue(job)
             self._store.mark_handed_out(job.id, job.attempt)
 
@@ -132,6 +135,22 @@ class JobQueue:
     def workers(self) -> dict[str, WorkerStatus]:
         """Every worker whose presence key lives, by name."""
         return {status.name: status for status in self._statuses()}
+
+    def cut_presences(self, statuses: Iterable[WorkerStatus]) -> None:
+        """Let no presence last longer than its worker's lease.
+
+        Redis keeps the time of day at which a key ends: where its clock is set back by an hour, a worker that
+        dies would be there for an hour.
+        """
+        leases = [(worker_key(status.name), round(status.lease_s * 1000)) for status in statuses]
+        with self._redis.pipeline(transaction=False) as pipe:
+            for key, _ in leases:
+                pipe.pttl(key)
+            left = cast(list[int], pipe.execute())
+        for (key, lease_ms), left_ms in zip(leases, left, strict=True):
+            if left_ms > lease_ms:
+                log.warning("%s would last %.0f s: the clock of Redis was set back", key, left_ms / 1000)
+                self._redis.pexpire(key, lease_ms)
 
     def num_events(self) -> int:
         """Events on the stream: what is in the database is taken off it."""

@@ -1,4 +1,4 @@
-"""The database into the queue: hands out what is owed, takes back what a dead worker held, expires.
+"""The database into the queue: hands out what is owed and due, takes back what a dead worker held, expires.
 
 It compares, every few seconds, unfinished jobs with the queues and with the presence of workers.
 The database is the truth; a Redis that was flushed gets everything back from here.
@@ -73,6 +73,7 @@ class Reconciler:
         # Redis is read before the jobs: what waits there was in the database before, so an entry for which
         # the database then knows no unfinished job is stale.
         statuses = self._queue.workers()
+        self._queue.cut_presences(statuses.values())
         listed = self._queue.listed()
         backlog_s = self._queue.oldest_event_age_s()
         unfinished = self._store.unfinished()
@@ -114,7 +115,7 @@ class Reconciler:
         """How long the attempt may stay as it is; None where somebody has it."""
         if job.state == State.QUEUED:
             is_held = any(s.job_id == job.id and s.attempt == job.attempt for s in statuses.values())
-            # Handed out in this very pass counts as listed.
+            # Handed out in this very pass counts as listed; one that is not due is with the database.
             is_held = is_held or not job.handed_out or run_id(job.id, job.attempt) in listed
             return None if is_held else self._lost_after_s
         status = statuses.get(job.worker or "")

@@ -123,7 +123,7 @@ class FakeWorker:
             started_at=0,
             lease_s=15,
         ).model_copy(update=changes)
-        self.redis.set(worker_key(self.name), status.model_dump_json(), ex=60)
+        self.redis.set(worker_key(self.name), status.model_dump_json())
 
     def hold(self, *prefixes: HeldPrefix) -> None:
         holdings = Holdings(worker=self.name, prefixes=list(prefixes))

@@ -12,7 +12,7 @@ from api.models import Job
 from api.queue import JobQueue, connect
 from api.reconciler import Reconciler
 from api.settings import Settings
-from jobs import EVENT_STREAM, EventType, control_key, run_id
+from jobs import EVENT_STREAM, EventType, control_key, run_id, worker_key
 
 DATABASES = ("sqlite", "postgresql")
 
@@ -63,6 +63,19 @@ def after(reconciler: Reconciler, clock: Clock, seconds: float) -> None:
 def attempt(api: Api, job_id: str) -> tuple[str, int, int]:
     job = api.job(job_id)
     return job["state"], job["attempt"], job["num_failures"]
+
+
+def test_no_presence_outlasts_its_lease_where_the_clock_of_redis_was_set_back(
+    slow: Api, reconciler: Reconciler
+) -> None:
+    worker = FakeWorker(slow.redis)
+    worker.be_there()
+    slow.redis.expire(worker_key(worker.name), 3600)
+    reconciler.compare()
+    assert 0 < slow.redis.ttl(worker_key(worker.name)) <= 15
+    slow.redis.expire(worker_key(worker.name), 5)
+    reconciler.compare()
+    assert slow.redis.ttl(worker_key(worker.name)) <= 5
 
 
 def test_a_job_whose_worker_is_gone_is_tried_again(slow: Api, reconciler: Reconciler, clock: Clock) -> None:
