@@ -18,6 +18,7 @@ LogFormat = Literal["text", "json"]
 
 request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
 _JOB = re.compile(r"\bjob_[0-9a-z]{20}\b")
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 class JsonFormatter(logging.Formatter):
@@ -41,8 +42,15 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line, default=str)
 
 
+class TextFormatter(logging.Formatter):
+    """A message is one line of printable text: what a caller wrote in it cannot look like another line."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return _CONTROL.sub(lambda found: repr(found[0])[1:-1], super().formatMessage(record))
+
+
 def configure(log_format: LogFormat, text: str) -> None:
     """Write everything from INFO on to stderr; `text` is the format of lines for people."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter() if log_format == "json" else logging.Formatter(text))
+    handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter(text))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Depends, Request
 from pydantic import BaseModel, ConfigDict, Field
 from redis.exceptions import RedisError
 
 from api.gate import AdminOnly, CallerDep
 from api.problems import ApiError, shown
 from api.routes.admission import context_tokens, known_models
+from api.routes.small_body import body_schema, read_small
 from api.services import Services, ServicesDep
 from jobs import PROTOCOL, VERSION, WorkerStatus
 from jobs.prefixes import Holdings
@@ -68,11 +69,17 @@ class Joining(BaseModel):
 
     host: str = Field(min_length=1, max_length=255)
     version: str = Field(min_length=1, max_length=64)
-    protocol: int
+    protocol: int = Field(ge=1, lt=2**31)
 
 
-@router.post("/workers")
-def join(joining: Joining, services: ServicesDep, caller: CallerDep) -> dict[str, Any]:
+async def _joining(request: Request) -> Joining:
+    return await read_small(request, Joining)
+
+
+@router.post("/workers", openapi_extra=body_schema(Joining, required=True))
+def join(
+    joining: Annotated[Joining, Depends(_joining)], services: ServicesDep, caller: CallerDep
+) -> dict[str, Any]:
     """Let a machine work: with a worker's key, where keys are needed.
 
     `mark` is a key that is in the API's Redis for some minutes: a worker that sees it is at the same one.

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Depends, Request
 from pydantic import BaseModel, ConfigDict, Field
 
 from api.gate import CallerDep, require
 from api.models import WebhookDelivery
 from api.routes.job_view import not_found
 from api.routes.paging import iso
+from api.routes.small_body import body_schema, has_body, read_small
 from api.services import ServicesDep
 from api.webhooks import SigningSecret
 
@@ -41,13 +42,17 @@ class Rotation(BaseModel):
     """For how long the secret so far signs too; 0 where it has leaked."""
 
 
-@router.post("/webhooks/secret/rotate")
+async def _rotation(request: Request) -> Rotation:
+    return await read_small(request, Rotation) if has_body(request) else Rotation()
+
+
+@router.post("/webhooks/secret/rotate", openapi_extra=body_schema(Rotation, required=False))
 def rotate_secret(
-    services: ServicesDep, caller: CallerDep, rotation: Rotation | None = None
+    services: ServicesDep, caller: CallerDep, rotation: Annotated[Rotation, Depends(_rotation)]
 ) -> dict[str, Any]:
     """Exchange the signing secret for another one. Until `old_until` messages carry both signatures."""
     require(caller, "read")
-    made = services.webhooks.rotate_secret(caller.tenant, (rotation or Rotation()).overlap_s, caller.key_id)
+    made = services.webhooks.rotate_secret(caller.tenant, rotation.overlap_s, caller.key_id)
     return _secret_view(made)
 
 
