@@ -30,6 +30,8 @@ IDLE_S = 3.0
 """A worker that has asked within so many seconds is given what no other one holds."""
 HELD_S = 3600
 """How long `HOLDERS_KEY` lives without use; the database knows for longer."""
+MAX_META_BYTES = 16_384
+"""More than any `Waiting` of 64 documents has: what is longer was not written here."""
 NUM_LOOKED_AT = 256
 """So far into a queue is looked for more over the same documents, or for what has waited too long."""
 CHARS_PER_TOKEN = 4
@@ -101,14 +103,24 @@ local function decoded(raw)
   return is_json and type(found) == 'table' and found or nil
 end
 
--- An attempt of which nothing is known is due.
-local function waiting(id)
-  local found = decoded(redis.call('HGET', 'rq:job:' .. id, 'meta'))
-  if found and type(found.rank) == 'number' and type(found.since) == 'number'
-      and type(found.leads) == 'table' and type(found.num_wanted) == 'number'
-      and type(found.num_chars) == 'number' then
-    return found
+local function is_number(value) return type(value) == 'number' and value == value end
+
+local function is_waiting(found)
+  if not (is_number(found.rank) and is_number(found.since) and is_number(found.num_chars)
+      and is_number(found.num_wanted) and type(found.leads) == 'table') then return false end
+  for _, lead in ipairs(found.leads) do
+    if type(lead) ~= 'string' then return false end
   end
+  return found.num_wanted <= #found.leads
+end
+
+-- An attempt of which nothing is known is due: an error here would stop every worker of the model.
+local function waiting(id)
+  local key = 'rq:job:' .. id
+  local length = redis.pcall('HSTRLEN', key, 'meta')
+  local is_short = type(length) == 'number' and length <= {MAX_META_BYTES}
+  local found = is_short and decoded(redis.call('HGET', key, 'meta'))
+  if found and is_waiting(found) then return found end
   return {{rank = 0, since = 0, leads = {{}}, num_wanted = 0, num_chars = 0}}
 end
 

@@ -30,7 +30,8 @@ MEETING_KEY = "longleaf:meeting:"
 class DocumentRef(BaseModel):
     """A document that a job reads; the worker fetches the text over HTTP and checks the digest."""
 
-    id: str
+    id: str = Field(pattern=r"^[0-9A-Za-z_-]+$")
+    """It becomes part of a path: nothing in it leads elsewhere."""
     name: str
     text_sha256: str
     num_chars: int
@@ -44,7 +45,7 @@ class RunRequest(BaseModel):
     """Grows by one whenever the job is handed out again; events of older attempts are ignored."""
     spec: JobSpec
     documents: list[DocumentRef]
-    prefix_salt: str = ""
+    prefix_salt: str = Field(default="", pattern=r"^(?:[0-9a-f]{2})*$")
     """Hexadecimal; the tenant's own, with which chains of block keys begin: tenants share no prefixes."""
 
 

@@ -37,8 +37,13 @@ class Attempts:
         found = cast(Any, self._take(args=[self._queue, now, self._worker, self._patience_s]))
         if found is None:
             came = self._redis.blmove(self._own, self._taken, cast(int, WAIT_S), "LEFT", "RIGHT")
-            return None if came is None else cast(bytes, came).decode()
-        rq_id, whose, is_there = found[0].decode(), found[1].decode(), found[2]
+            return None if came is None else _name(cast(bytes, came))
+        rq_id, whose, is_there = _name(found[0]), _name(found[1]), found[2]
         if whose not in ("", self._worker):
             log.info("%s waited %s %s", rq_id, "too long for" if is_there else "for the gone", whose)
-        return str(rq_id)
+        return rq_id
+
+
+def _name(raw: bytes) -> str:
+    """One that is no text names no attempt, which is for the caller to find out."""
+    return raw.decode(errors="replace")
