@@ -150,6 +150,8 @@ class Job(Base):
     """Who runs this attempt; None until it started."""
     handed_out: Mapped[bool] = mapped_column(default=False)
     """Whether this attempt was put on the queue."""
+    not_before: Mapped[float | None]
+    """A queued attempt is not handed out earlier; None where it is due."""
     version: Mapped[int] = mapped_column(default=1)
     """Grows with every change a client can see: the ETag."""
     last_seq: Mapped[int] = mapped_column(default=0)

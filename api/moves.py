@@ -16,7 +16,10 @@ from api import webhooks
 from api.models import Job, JobDocument, JobEvent
 from jobs import TERMINAL, Event, EventType, Problem, State, can_move
 
-MAX_FAILURES = 3
+PAUSES_S = (0.0, 15.0)
+"""How long a job waits after its first and its second lost attempt. The first one was mostly its worker's
+fault, so another worker may go on at once; a second one leaves time for what has taken the memory to end."""
+MAX_FAILURES = len(PAUSES_S) + 1
 """A job whose attempts were lost this often has failed."""
 
 PASSED_FOR_S = {"high": 0.0, "normal": 600.0, "low": 3600.0}
@@ -97,15 +100,36 @@ def start(session: Session, job: Job, event: Event, entry_id: str | None) -> Non
     record(session, job, EventType.STARTED, {"attempt": job.attempt, "worker": event.worker}, entry_id)
 
 
-def next_attempt(session: Session, job: Job, reason: str, entry_id: str | None = None) -> None:
-    """Queue the job under a new number, which no older attempt can speak for."""
+def next_attempt(
+    session: Session,
+    job: Job,
+    reason: str,
+    entry_id: str | None = None,
+    detail: str | None = None,
+    pause_s: float = 0.0,
+) -> None:
+    """Queue the job under a new number, which no older attempt can speak for.
+
+    Args:
+        detail: what ended a lost attempt.
+        pause_s: seconds for which it is not handed out.
+    """
     if job.state != State.QUEUED:
         move(job, State.QUEUED)
     job.attempt += 1
     job.handed_out = False
+    job.not_before = time.time() + pause_s if pause_s else None
     job.worker = None
     job.progress = None
-    record(session, job, EventType.QUEUED, {"attempt": job.attempt, "reason": reason}, entry_id)
+    data: dict[str, Any] = {"attempt": job.attempt, "reason": reason}
+    if detail is not None:
+        data |= {"detail": detail, "retry_after_s": pause_s}
+    record(session, job, EventType.QUEUED, data, entry_id)
+
+
+def is_due(job: Job, now: float) -> bool:
+    """Whether a queued job may be handed out. A clock that was set back prolongs no pause."""
+    return job.not_before is None or not now < job.not_before <= now + PAUSES_S[-1]
 
 
 def must_stop(job: Job) -> bool:
@@ -127,16 +151,31 @@ def lose(session: Session, job: Job, why: Problem, entry_id: str | None = None) 
     if must_stop(job):
         stop(session, job, entry_id)
     elif job.num_failures < MAX_FAILURES:
-        next_attempt(session, job, why.code, entry_id)
+        next_attempt(session, job, why.code, entry_id, why.detail, PAUSES_S[job.num_failures - 1])
     else:
         if job.state == State.QUEUED:
             move(job, State.RUNNING)
+        lost = _lost_attempts(session, job, why)
+        causes = "; ".join(f"attempt {each['attempt']} because {each['detail']}" for each in lost)
         problem = Problem(
             code="worker_lost" if why.code == "worker_lost" else "engine_crashed",
-            detail=f"{job.num_failures} attempts were lost, the last one because {why.detail}",
-            params={"num_failures": job.num_failures, "last": why.model_dump(mode="json")},
+            detail=f"{job.num_failures} attempts were lost, so it is not tried again by itself: {causes}; "
+            "retry it when that is mended, or submit it with fewer or shorter documents",
+            params={"num_failures": job.num_failures, "attempts": lost},
         )
         finish(session, job, State.FAILED, problem.model_dump(mode="json"), entry_id)
+
+
+def _lost_attempts(session: Session, job: Job, last: Problem) -> list[dict[str, Any]]:
+    """What ended each lost attempt since the job was accepted or retried, the current one as `last`."""
+    lost: list[dict[str, Any]] = [{"attempt": job.attempt, "code": last.code, "detail": last.detail}]
+    queued = select(JobEvent.data).where(JobEvent.job_id == job.id, JobEvent.type == EventType.QUEUED)
+    for data in session.scalars(queued.order_by(JobEvent.seq.desc())):
+        if data.get("reason") == "retry":
+            break
+        if "detail" in data:
+            lost.append({"attempt": data["attempt"] - 1, "code": data["reason"], "detail": data["detail"]})
+    return lost[::-1]
 
 
 def expire(session: Session, job: Job, entry_id: str | None = None) -> None:
@@ -172,6 +211,7 @@ def move(job: Job, new: State) -> None:
     if not can_move(State(job.state), new):
         raise BadMove(f"{job.id} cannot go from {job.state} to {new}")
     job.state = new
+    job.not_before = None
     job.version += 1
 
 

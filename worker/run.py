@@ -169,8 +169,7 @@ class _Attempt:
             self.lost(
                 Problem(
                     code="engine_crashed",
-                    detail=f"the engine process {gone.describe()} while it worked on this job; "
-                    "the job is tried again until three attempts are lost",
+                    detail=f"the engine process {gone.describe()} while it worked on this job",
                     params={"returncode": gone.returncode, "attempt": self._request.attempt},
                 )
             )

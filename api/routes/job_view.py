@@ -26,6 +26,7 @@ def job_view(job: Job) -> dict[str, Any]:
         "started_at": iso(job.started_at),
         "finished_at": iso(job.finished_at),
         "expires_at": iso(job.expires_at),
+        "retry_at": iso(job.not_before),
         "progress": job.progress,
         "num_failures": job.num_failures,
         "error": job.error,

@@ -16,9 +16,11 @@ import httpx
 import redis
 from rq import Queue
 from rq.serializers import JSONSerializer
+from sqlalchemy import update
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from api.__main__ import Server, listen, make_server
+from api.models import Job
 from api.services import Services
 from api.settings import Settings
 from jobs import (
@@ -96,6 +98,11 @@ class Api:
 
     def queue(self, model: str = MODEL) -> Queue:
         return Queue(queue_name(model), connection=self.redis, serializer=JSONSerializer)
+
+    def end_pause(self, job_id: str) -> None:
+        """Let the time of a job's pause be over; what hands it out then is the reconciler."""
+        with self.services.database.write() as session:
+            session.execute(update(Job).where(Job.id == job_id).values(not_before=0.0))
 
     def control(self, job_id: str) -> Control | None:
         value = self.redis.get(control_key(job_id))

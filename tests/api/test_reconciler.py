@@ -134,6 +134,8 @@ def test_three_lost_workers_fail_the_job(slow: Api, reconciler: Reconciler, cloc
         worker.say(job_id, number, EventType.STARTED)
         slow.wait_state(job_id, "running")
         after(reconciler, clock, 6)
+        slow.end_pause(job_id)
+        reconciler.compare()
     assert attempt(slow, job_id) == ("failed", 3, 3)
     assert slow.job(job_id)["error"]["code"] == "worker_lost"
 
@@ -202,6 +204,7 @@ def test_an_end_still_on_the_stream_is_waited_for(slow: Api, settings: Settings,
     queue = JobQueue(connect(url), slow.services.jobs)
     reconciler = Reconciler(slow.services.jobs, queue, lost_after_s=10, gone_after_s=5, clock=clock)
     with redis.Redis.from_url(url) as other:
+        other.flushdb()
         other.xadd(EVENT_STREAM, {"event": "older than the silence"}, id="1-0")
         after(reconciler, clock, 6)
         assert attempt(slow, job_id) == ("running", 1, 0)

@@ -123,6 +123,7 @@ def test_the_third_lost_attempt_fails_the_job(api: Api, worker: FakeWorker) -> N
         worker.say(job_id, attempt, EventType.LOST, why)
         job = api.wait_state(job_id, "queued")
         assert (job["attempt"], job["num_failures"]) == (attempt + 1, attempt)
+        api.end_pause(job_id)
         eventually(api.queued)
         worker.take()
         worker.be_there(job_id, attempt + 1)
