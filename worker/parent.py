@@ -16,7 +16,7 @@ from typing import Any
 from redis import Redis
 from redis.backoff import AbstractBackoff, NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import OutOfMemoryError, RedisError
+from redis.exceptions import RedisError, ResponseError
 from redis.retry import Retry
 from rq import Queue
 from rq.exceptions import NoSuchJobError, StopRequested
@@ -35,7 +35,7 @@ log = logging.getLogger("worker.parent")
 
 HEARTBEAT_TTL_S = 45
 MAX_RETRIES_WHEN_STOPPING = 8
-FULL_PAUSE_S = 1.0
+REFUSED_PAUSE_S = 1.0
 
 
 class JobRefused(Exception):
@@ -123,7 +123,7 @@ class RunWorker(SimpleWorker):
         self._context.presence.beat()
         try:
             super().heartbeat(timeout, pipeline)
-        except OutOfMemoryError as error:
+        except ResponseError as error:
             log.debug("RQ is not told that this worker lives: %s", error)
 
     def dequeue_job_and_maintain_ttl(
@@ -134,13 +134,13 @@ class RunWorker(SimpleWorker):
             self._await_engine()
             self._context.presence.show("idle", self._context.resident.card)
             self.heartbeat()
+            if self.should_run_maintenance_tasks:
+                self.run_maintenance_tasks()
             try:
-                if self.should_run_maintenance_tasks:
-                    self.run_maintenance_tasks()  # type: ignore[no-untyped-call]
                 rq_id = self._attempts.take()
-            except OutOfMemoryError as error:
-                log.warning("a full Redis gives no attempts: %s", error)
-                time.sleep(FULL_PAUSE_S)
+            except ResponseError as error:
+                log.warning("Redis gives no attempts: %s", error)
+                time.sleep(REFUSED_PAUSE_S)
                 continue
             if rq_id is None:
                 continue
@@ -153,6 +153,30 @@ class RunWorker(SimpleWorker):
             except Exception:
                 log.exception("the queue entry %s could not be read and is dropped", rq_id)
         raise StopRequested
+
+    # A Redis without memory, disk or replicas answers, and takes no writes. That ends no worker: what RQ notes is
+    # of use to RQ alone, and an attempt that was taken and could not begin is handed out anew by the API.
+
+    def register_birth(self) -> None:
+        while not self._stopping():
+            try:
+                super().register_birth()  # type: ignore[no-untyped-call]
+                return
+            except ResponseError as error:
+                log.warning("Redis does not take this worker: %s", error)
+                time.sleep(REFUSED_PAUSE_S)
+
+    def run_maintenance_tasks(self) -> None:
+        try:
+            super().run_maintenance_tasks()  # type: ignore[no-untyped-call]
+        except ResponseError as error:
+            log.debug("RQ's maintenance is put off: %s", error)
+
+    def execute_job(self, job: Job, queue: Queue) -> None:
+        try:
+            super().execute_job(job, queue)
+        except ResponseError as error:
+            log.warning("%s: Redis does not take what RQ notes of it: %s", job.id, error)
 
     def perform_job(self, job: Job, queue: Queue, execution: Execution) -> bool:
         self._in_hand = (job, execution)

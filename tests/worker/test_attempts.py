@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -108,7 +109,7 @@ def test_a_redis_that_is_full_does_not_end_the_worker(rig: Rig) -> None:
     parent = rig.start()
     rig.child_pid()
     rig.redis.config_set("maxmemory", 1)
-    while num_refused(rig) < 20 and parent.poll() is None:
+    while num_refused(rig, "OOM") < 20 and parent.poll() is None:
         rig.redis.ping()
     rig.redis.config_set("maxmemory", 0)
     rig.enqueue(["end"])
@@ -116,6 +117,31 @@ def test_a_redis_that_is_full_does_not_end_the_worker(rig: Rig) -> None:
     assert parent.poll() is None
 
 
-def num_refused(rig: Rig) -> int:
+def test_a_redis_that_takes_no_writes_ends_no_worker_whatever_it_is_doing(rig: Rig) -> None:
+    rig.redis.config_set("min-replicas-to-write", 1)
+    parent = rig.start()
+    when_refused(rig, parent, 3)
+    rig.redis.config_set("min-replicas-to-write", 0)
+    gate = rig.gate("gate")
+    rig.enqueue(["gate", str(gate)], ["end"])
+    rig.until(EventType.STARTED)
+    rig.redis.config_set("min-replicas-to-write", 1)
+    open_gate(gate)
+    when_refused(rig, parent, 3)
+    rig.redis.config_set("min-replicas-to-write", 0)
+    rig.until(EventType.SUCCEEDED)
+    rig.enqueue(["end"], job_id="job_2")
+    rig.until(EventType.SUCCEEDED, "job_2")
+    assert parent.poll() is None
+
+
+def when_refused(rig: Rig, parent: subprocess.Popen[str], times: int) -> None:
+    """Return when so many more writes were refused, or the worker has ended."""
+    least = num_refused(rig, "NOREPLICAS") + times
+    while num_refused(rig, "NOREPLICAS") < least and parent.poll() is None:
+        rig.redis.ping()
+
+
+def num_refused(rig: Rig, code: str) -> int:
     errors: Any = rig.redis.info("errorstats")
-    return int(errors.get("errorstat_OOM", {"count": 0})["count"])
+    return int(errors.get(f"errorstat_{code}", {"count": 0})["count"])
