@@ -12,8 +12,9 @@ job in hand where it is about workers, with new jobs during it:
 
 Where a job's third attempt is lost it fails, as documented, and the caller retries it. At the end, with
 everything stopped, the database must hold every job exactly once, with one end, one result and a reason for
-each attempt, and answers that are those of the undisturbed run, token counts included. Prints a table, and
-exits with 1 where something is not so.
+each attempt, and answers that are those of the undisturbed run, token counts included; and in the
+rounds no process may have ended but those that were told to. Prints a table, and exits with 1 where something
+is not so.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -245,6 +247,7 @@ def strike(stack: Stack, caller: Caller, faults: Faults, kind: str, part: list[A
     was_busy = bool(faults.busy())
     for asked in part[(len(part) + 1) // 2 :]:
         caller.ask(asked)
+    starts = Counter(stack.num_starts)
     began = time.monotonic()
     victim = faults.kinds[kind]()
     lasted = time.monotonic() - began
@@ -258,6 +261,8 @@ def strike(stack: Stack, caller: Caller, faults: Faults, kind: str, part: list[A
         "lasted_s": round(lasted, 1),
         "jobs_ended_s": round(jobs_s, 1),
         "all_well_s": round(time.monotonic() - began, 1),
+        "started_again": dict(stack.num_starts - starts),
+        "ended_by_themselves": sorted(set(stack.num_starts - starts) - faults.ended_by(kind, victim)),
     }
 
 
@@ -319,7 +324,7 @@ def verdict(jobs: list[Asked], calm: Ledger, ledger: Ledger) -> dict[str, Any]:
 
 def table(done: list[dict[str, Any]]) -> str:
     """Each kind with the seconds from its beginning until all jobs had ended and all was well again."""
-    lines = ["| fault | times | at | it lasts, s | jobs ended, s: median, most | all well, s: median, most |"]
+    lines = ["| fault | times | at | lasts, s | jobs ended, s: median, most | all well, s: median, most |"]
     lines.append("|---|---|---|---|---|---|")
     for kind in sorted({fault["kind"] for fault in done}):
         these = [fault for fault in done if fault["kind"] == kind]
@@ -366,7 +371,8 @@ def main() -> int:
     print(json.dumps(found, indent=1))
     if given.json:
         given.json.write_text(json.dumps(report, indent=1) + "\n")
-    is_sound = not (calm.faults or ledger.faults or found["jobs_that_answer_otherwise"])
+    ended = [fault for fault in told["faults"] if fault["ended_by_themselves"]]
+    is_sound = not (calm.faults or ledger.faults or found["jobs_that_answer_otherwise"] or ended)
     return 0 if is_sound else 1
 
 

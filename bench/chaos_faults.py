@@ -73,6 +73,12 @@ class Faults:
             **({} if self._stack.has_clocks else {"wrong clock": "it needs Linux"}),
         }
 
+    def ended_by(self, kind: str, victim: str) -> set[str]:
+        """The roles whose processes a kind ends itself."""
+        if kind == "kill -9 everything":
+            return set(ROLES)
+        return {victim} if kind.startswith(("kill", "SIGTERM")) and "engine" not in kind else set()
+
     def busy(self) -> list[str]:
         """The workers that have a job in hand; none where Redis does not answer."""
         by_pid = {self._stack.pid(worker): worker for worker in WORKERS}

@@ -154,8 +154,8 @@ class RunWorker(SimpleWorker):
                 log.exception("the queue entry %s could not be read and is dropped", rq_id)
         raise StopRequested
 
-    # A Redis without memory, disk or replicas answers, and takes no writes. That ends no worker: what RQ notes is
-    # of use to RQ alone, and an attempt that was taken and could not begin is handed out anew by the API.
+    # A Redis without memory, disk or replicas answers, and takes no writes. That ends no worker: what RQ
+    # notes is of use to RQ alone, and an attempt that was taken and could not begin the API hands out anew.
 
     def register_birth(self) -> None:
         while not self._stopping():
