@@ -91,7 +91,9 @@ def serve(settings: Settings, child_command: Sequence[str]) -> int:
     documents = DocumentSource(settings.api, settings.token)
     folder = settings.models / folder_name(settings.model)
     complete = partial(with_memory, folder=folder, limit_bytes=settings.memory_bytes)
-    resident = Resident(child_command, _child_env(settings), settings.model, complete)
+    resident = Resident(
+        child_command, _child_env(settings), settings.model, complete, settings.engine_limit_bytes
+    )
     try:
 
         def keep_waiting() -> bool:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from pydantic import ValidationError
 
+from worker.process_memory import resident_bytes
 from worker.protocol import CHILD_FDS, FromChild, ToChild, decode_from_child, encode
 
 log = logging.getLogger("worker.child_process")
@@ -82,6 +83,11 @@ class ChildProcess:
     @property
     def alive(self) -> bool:
         return self._process.poll() is None
+
+    @property
+    def resident_bytes(self) -> int:
+        """What it has in memory; 0 once it has ended."""
+        return resident_bytes(self.pid) if self.alive else 0
 
     def send(self, message: ToChild) -> None:
         """Hand over a message; whether the child still lives is told by `messages`, not here."""

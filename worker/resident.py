@@ -28,12 +28,18 @@ class Resident:
         env: Mapping[str, str],
         model: str,
         complete: Callable[[ModelCard], ModelCard],
+        limit_bytes: int | None = None,
     ) -> None:
-        """`complete` adds to the child's card what the parent knows of the model."""
+        """
+        Args:
+            complete: adds to the child's card what the parent knows of the model.
+            limit_bytes: what a child may have in memory; None for no limit.
+        """
         self._command = command
         self._env = env
         self._model = model
         self._complete = complete
+        self.limit_bytes = limit_bytes
         self._deaths = 0
         self._ready = False
         self._given_up: EngineUnavailable | None = None
@@ -47,6 +53,24 @@ class Resident:
         A message outside a job would be taken for one about the next job.
         """
         return self._ready and self.child.alive and self.child.messages.empty()
+
+    def excess(self) -> int | None:
+        """What the child has in memory where that is over the limit, in bytes."""
+        if self.limit_bytes is None:
+            return None
+        held = self.child.resident_bytes
+        return held if held > self.limit_bytes else None
+
+    def replace_grown(self) -> None:
+        """Replace a child that has nothing to do and is over the limit."""
+        held = self.excess()
+        if held is not None:
+            log.warning(
+                "the engine process %d has %.2f GB in memory, over its limit; starting another",
+                self.child.pid,
+                held / 1e9,
+            )
+            self.respawn()
 
     def respawn(self) -> None:
         """Replace the child, dead or alive, without waiting for the new one."""
@@ -64,7 +88,8 @@ class Resident:
             Whether the child is ready.
 
         Raises:
-            EngineUnavailable: the model is refused, or children die `MAX_DEATHS` times in a row.
+            EngineUnavailable: the model is refused or takes more than the limit, or children die
+                `MAX_DEATHS` times in a row.
         """
         if self._ready and not self.ready:
             log.warning("the engine process %d died or spoke while idle; starting another", self.child.pid)
@@ -76,7 +101,16 @@ class Resident:
                 return False
             message = self.child.receive(0.1)
             if isinstance(message, Ready):
-                self._ready, self._deaths, self.card = True, 0, self._complete(message.card)
+                self._deaths, self.card = 0, self._complete(message.card)
+                held = self.excess()
+                if held is not None:
+                    self._given_up = EngineUnavailable(
+                        f"the engine process has {held / 1e9:.2f} GB in memory with {self._model} loaded, "
+                        f"over its limit of {(self.limit_bytes or 0) / 1e9:.2f} GB: raise "
+                        "LONGLEAF_ENGINE_MEMORY_BYTES or choose a smaller model (LONGLEAF_MODEL)"
+                    )
+                    continue
+                self._ready = True
                 log.info(
                     "%s is loaded on %s (engine process %d)", self._model, message.card.device, self.child.pid
                 )

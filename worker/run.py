@@ -32,8 +32,11 @@ RELEASE_GRACE_S = 12.0
 """Less than the 15 s in which a drained worker must have given its job back."""
 FLUSH_GRACE_S = 5.0
 """How long a worker that stops waits for Redis to take its last events."""
+MEMORY_EVERY_S = 0.5
+MEMORY_GRACE_S = 2.0
+"""Memory goes on growing until the job stops, so it has less time than one that was cancelled."""
 
-Why = Literal["cancel", "release", "stale"]
+Why = Literal["cancel", "release", "stale", "memory"]
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,9 @@ class _Attempt:
         self._gate = ProgressGate(time.monotonic())
         self._stopping: Why | None = None
         self._kill_at = float("inf")
+        self._look_at_memory_at = 0.0
+        self._held_bytes = 0
+        """What the child had in memory when it was over its limit."""
 
     def run(self) -> None:
         with ControlWatch(self._context.redis, self._request.job_id) as self._watch:
@@ -141,6 +147,7 @@ class _Attempt:
                 return
             self._emit_progress(self._gate.tick(now))
             self._pass_on_stop(now)
+            self._watch_memory(now)
 
     def _on_event(self, message: ChildEvent, now: float) -> None:
         if message.type is EventType.PROGRESS:
@@ -151,7 +158,9 @@ class _Attempt:
 
     def _on_end(self, end: End) -> None:
         self._emit_progress(self._gate.flush())
-        if end.outcome == "succeeded" and end.result is not None:
+        if self._stopping == "memory" and end.outcome in ("cancelled", "released"):
+            self._report_stop(self._stopping)
+        elif end.outcome == "succeeded" and end.result is not None:
             self._context.presence.show_speed(end.result.usage, end.result.timing)
             self._emit(EventType.SUCCEEDED, end.result.model_dump(mode="json"))
         elif end.outcome == "failed" and end.problem is not None:
@@ -162,6 +171,9 @@ class _Attempt:
             self._emit(EventType.RELEASED, {})
         else:
             self._on_nonsense(end)
+            return
+        if not self._context.stop.requested:
+            self._context.resident.replace_grown()
 
     def _on_gone(self, gone: Gone) -> None:
         self._emit_progress(self._gate.flush())
@@ -216,15 +228,40 @@ class _Attempt:
             self._context.resident.child.kill()
             self._kill_at = float("inf")
 
+    def _watch_memory(self, now: float) -> None:
+        """Stop a job under which the child has grown over its limit."""
+        if self._stopping is not None or now < self._look_at_memory_at:
+            return
+        self._look_at_memory_at = now + MEMORY_EVERY_S
+        held = self._context.resident.excess()
+        if held is None:
+            return
+        log.warning("%s: the engine process has %.2f GB in memory", self._request.job_id, held / 1e9)
+        self._stopping, self._held_bytes = "memory", held
+        self._kill_at = now + MEMORY_GRACE_S
+        self._context.resident.child.send(Stop(why="cancel"))
+
     def _report_stop(self, why: Why | None) -> bool:
         """Report the end of an attempt that was stopped; False if it was not."""
         if why == "cancel":
             self._emit(EventType.CANCELLED, {})
         elif why == "release":
             self._emit(EventType.RELEASED, {})
+        elif why == "memory":
+            self._emit(EventType.FAILED, self._over_memory().model_dump(mode="json"))
         elif why == "stale":
             log.info("%s: attempt %d was handed out anew", self._request.job_id, self._request.attempt)
         return why is not None
+
+    def _over_memory(self) -> Problem:
+        held, limit = self._held_bytes, self._context.resident.limit_bytes or 0
+        return Problem(
+            code="memory_exceeded",
+            detail=f"the engine process had {held / 1e9:.2f} GB in memory while it worked on this job, over "
+            f"its limit of {limit / 1e9:.2f} GB (LONGLEAF_ENGINE_MEMORY_BYTES), and was stopped; raise the "
+            "limit or ask with fewer or shorter documents",
+            params={"held_bytes": held, "limit_bytes": limit},
+        )
 
     def _emit_progress(self, due: list[dict[str, Any]]) -> None:
         for data in due:

@@ -2,7 +2,8 @@
 
 ["progress", phase, num_done, num_total] · ["delta", text] · ["say", raw line] · ["die", signal] ·
 ["exit", code] · ["gate", fifo]: goes on when the test opens it · ["until_stop"]: ends as it is told ·
-["deaf"]: never ends by itself · ["end"]: succeeds. FAKE_CHILD_LOAD = "refuse" | "die" fails the loading.
+["deaf"]: never ends by itself · ["grow", num_bytes]: takes memory and keeps it · ["end"]: succeeds.
+FAKE_CHILD_LOAD = "refuse" | "die" fails the loading.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from worker.protocol import ChildEvent, End, FromChild, Ready, Refused, Run, Sto
 read_fd, write_fd = (int(part) for part in os.environ["LONGLEAF_CHILD_FDS"].split(","))
 known: set[str] = set()
 """Texts that were read: as many tokens as characters are prefilled the first time, and cached after that."""
+taken: list[bytes] = []
 runs: queue.Queue[Run] = queue.Queue()
 stops: queue.Queue[Stop] = queue.Queue()
 
@@ -73,6 +75,8 @@ def do(run: Run) -> None:
         elif name == "until_stop":
             stop = stops.get()
             say(End(outcome="cancelled" if stop.why == "cancel" else "released"))
+        elif name == "grow":
+            taken.append(b"\1" * args[0])
         elif name == "deaf":
             threading.Event().wait()
         elif name == "end":
