@@ -73,23 +73,22 @@ class Keyring:
     def get(self, tenant: str) -> DataKey | None:
         """The tenant's key; None where it has none or it cannot be read (logged once)."""
         try:
-            fd = os.open(self._path(tenant), files.READ_FLAGS)
+            return _read(self._path(tenant))
         except FileNotFoundError:
             return None
-        except OSError as error:
+        except (OSError, ValueError) as error:
             self._report(tenant, error)
             return None
-        try:
-            match = _FILE.fullmatch(os.pread(fd, 256, 0))
-        except OSError as error:
-            self._report(tenant, error)
-            return None
-        finally:
-            files.close(fd)
-        if match is None:
-            self._report(tenant, "it is not one line of 64 hexadecimal digits")
-            return None
-        return DataKey(bytes.fromhex(match[1].decode()))
+
+    def unreadable(self) -> list[Path]:
+        """The files that are to hold a key and hold none, or none that can be read. Raises OSError."""
+        found = []
+        for path in sorted(self.folder.glob("*.key")):
+            try:
+                _read(path)
+            except (OSError, ValueError):
+                found.append(path)
+        return found
 
     def make(self, tenant: str) -> DataKey:
         """The tenant's key, made where it has none.
@@ -143,3 +142,15 @@ class Keyring:
         if tenant not in self._reported:
             self._reported.add(tenant)
             log.warning("%s is not used, and nothing that it encrypted: %s", self._path(tenant), why)
+
+
+def _read(path: Path) -> DataKey:
+    """Raises OSError, and ValueError where the file holds no key."""
+    fd = os.open(path, files.READ_FLAGS)
+    try:
+        match = _FILE.fullmatch(os.pread(fd, 256, 0))
+    finally:
+        files.close(fd)
+    if match is None:
+        raise ValueError("it is not one line of 64 hexadecimal digits")
+    return DataKey(bytes.fromhex(match[1].decode()))

@@ -6,27 +6,23 @@ own, so a broken one is a line here and no crash.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import socket
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal
 
 from redis import Redis
 from redis.exceptions import RedisError
 
+from cli.doctor_keys import snapshot_keys, worker_token
+from cli.finding import Finding, ask
 from cli.redis_server import NoServer, find_program
 from cli.settings import Settings
 from jobs.settings import folder_name
 
 ROOM_BYTES = 5_000_000_000
 """Less free space than this is worth a word: a database, uploads, and snapshots that one wants to keep."""
-ASK_S = 120
 
 _DEVICE = """
 import json, mlx.core as mx
@@ -42,30 +38,20 @@ _DATABASE = """
 import json, sys
 from pathlib import Path
 from api.migrate import MigrationError, current, head
-from api.settings import load_settings
-place = load_settings().database
+from api.settings import SettingsError, load_settings
 try:
+    place = load_settings().database
     found = {"at": current(place), "head": head()}
-except MigrationError as error:
+except (MigrationError, SettingsError) as error:
     sys.exit(str(error))
 print(json.dumps(found | {"path": str(place) if isinstance(place, Path) else ""}))
 """
 
 
-@dataclass(frozen=True)
-class Finding:
-    """`mend` is empty where there is nothing to do."""
-
-    name: str
-    state: Literal["ok", "warn", "bad"]
-    detail: str
-    mend: str = ""
-
-
 def examine(settings: Settings) -> Iterator[Finding]:
     """One finding for each thing, in the order in which a start needs them."""
     checks: tuple[Callable[[Settings], Finding], ...] = (
-        _python, _device, _compiler, _redis, _data, _database, _model, _port,
+        _python, _device, _compiler, _redis, _data, _database, snapshot_keys, worker_token, _model, _port,
     )  # fmt: skip
     for check in checks:
         yield check(settings)
@@ -77,7 +63,7 @@ def _python(_: Settings) -> Finding:
 
 
 def _device(_: Settings) -> Finding:
-    found, error = _ask(_DEVICE)
+    found, error = ask(_DEVICE)
     if error:
         return Finding("MLX", "bad", error, "install the locked packages again: `make clean demo`")
     detail = f"{found['mlx']} on {found['device']}"
@@ -89,7 +75,7 @@ def _device(_: Settings) -> Finding:
 def _compiler(_: Settings) -> Finding:
     if sys.platform == "darwin":
         return Finding("compiler", "ok", "not needed: Metal compiles its own kernels")
-    found, error = _ask(_COMPILER)
+    found, error = ask(_COMPILER)
     if not error and found["compilers"]:
         return Finding("compiler", "ok", ", ".join(found["compilers"]))
     mend = "pip install ziglang, or install a C++ compiler; without one attention on a CPU is slow"
@@ -133,13 +119,13 @@ def _data(settings: Settings) -> Finding:
 
 
 def _database(settings: Settings) -> Finding:
-    found, error = _ask(_DATABASE)
+    found, error = ask(_DATABASE)
     is_file = settings.database_url is None
     if error:
         mend = (
             "move the file away, or put a backup in its place with `longleaf restore FILE`"
             if is_file
-            else "start the server that LONGLEAF_DATABASE_URL names, and make the database there"
+            else "correct LONGLEAF_DATABASE_URL, or start the server and make the database that it names"
         )
         return Finding("database", "bad", error, mend)
     kind = "" if is_file else "PostgreSQL, "
@@ -177,23 +163,3 @@ def _port(settings: Settings) -> Finding:
         mend = f"nothing, if that is Longleaf; else `lsof -i :{settings.port}` names it, or set LONGLEAF_PORT"
         return Finding("port", "warn", f"{where}: {error.strerror}", mend)
     return Finding("port", "ok", f"{where} is free")
-
-
-def _ask(code: str) -> tuple[dict[str, str], str]:
-    """What the code prints as JSON, and else the last line of its complaint."""
-    root = str(Path(__file__).parents[1])
-    path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
-    try:
-        done = subprocess.run(
-            [sys.executable, "-c", code],
-            capture_output=True,
-            text=True,
-            timeout=ASK_S,
-            env={**os.environ, "PYTHONPATH": path},
-        )
-    except subprocess.TimeoutExpired:
-        return {}, f"no answer within {ASK_S} s"
-    if done.returncode == 0:
-        return json.loads(done.stdout), ""
-    lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
-    return {}, lines[-1]

@@ -10,8 +10,15 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
+import pytest
 import redis
 
+from cache_store import Keyring
+from cli.doctor_keys import snapshot_keys, worker_token
+from cli.finding import Finding
+from cli.settings import Settings
+from jobs import PROTOCOL, VERSION, meeting_key
+from tests.cli.fake_api import Request, fake_api
 from tests.cli.test_command import ROOT, longleaf
 
 
@@ -30,7 +37,10 @@ def doctor(folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
 def test_a_working_installation_ends_with_0_and_changes_nothing(tmp_path: Path) -> None:
     done = doctor(tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    for name in ("Python", "MLX", "compiler", "Redis", "data folder", "database", "model", "port"):
+    for name in (
+        "Python", "MLX", "compiler", "Redis", "data folder", "database", "snapshot keys", "worker token",
+        "model", "port",
+    ):  # fmt: skip
         assert f" {name}: " in done.stdout
     assert "bad" not in done.stdout
     assert list(tmp_path.iterdir()) == []
@@ -75,3 +85,122 @@ def test_a_database_of_a_newer_version_stops_the_start(tmp_path: Path) -> None:
     done = doctor(tmp_path, LONGLEAF_DATA=str(tmp_path))
     assert done.returncode == 1
     assert "bad  database: schema 9999" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("postgresql+psycopg://u:SECRET@127.0.0.1:1/x", "Connection refused"),
+        ("mysql://u:SECRET@127.0.0.1/x", "postgresql+psycopg://USER:PASSWORD@HOST:5432/NAME is accepted"),
+        ("postgresql+psycopg://u:SECRET@127.0.0.1:port/x", "LONGLEAF_DATABASE_URL="),
+    ],
+)
+def test_an_address_of_no_database_is_said_without_its_password(tmp_path: Path, url: str, said: str) -> None:
+    done = doctor(tmp_path, LONGLEAF_DATABASE_URL=url)
+    assert done.returncode == 1
+    line = next(line for line in done.stdout.splitlines() if "database: " in line)
+    assert line.startswith("bad  database: ")
+    assert said in line
+    assert "correct LONGLEAF_DATABASE_URL" in done.stdout
+    assert "SECRET" not in done.stdout + done.stderr
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Path:
+    folder = tmp_path / "keys"
+    folder.mkdir(mode=0o700)
+    Keyring(folder).make("")
+    Keyring(folder).make("ab" * 8)
+    return folder
+
+
+def keys_found(folder: Path) -> Finding:
+    return snapshot_keys(Settings(snapshot_keys=folder))
+
+
+def test_a_folder_of_keys_that_is_in_order_is_counted(keys: Path) -> None:
+    assert keys_found(keys) == Finding("snapshot keys", "ok", f"2 in {keys}")
+
+
+def test_a_folder_of_keys_that_is_not_there_is_bad(keys: Path) -> None:
+    for folder in (keys / "missing", keys / "default.key"):
+        found = keys_found(folder)
+        assert found.state == "bad"
+        assert f"mkdir -m 700 {folder}" in found.mend
+
+
+@pytest.mark.parametrize(("name", "mode", "mend"), [("", 0o750, "700"), ("default.key", 0o644, "600")])
+def test_keys_that_others_may_read_are_a_warning(keys: Path, name: str, mode: int, mend: str) -> None:
+    (keys / name).chmod(mode)
+    found = keys_found(keys)
+    assert found.state == "warn"
+    assert f"({mode:o})" in found.detail
+    assert found.mend == f"chmod {mend} {keys / name}"
+
+
+def test_a_file_that_holds_no_key_is_named(keys: Path) -> None:
+    (keys / "default.key").write_text("not a key")
+    (keys / "tenant-x.key").symlink_to("/etc/hostname")
+    found = keys_found(keys)
+    assert found.state == "warn"
+    assert found.detail == f"{keys}/default.key holds no key that can be read (1 more)"
+
+
+def token_found(monkeypatch: pytest.MonkeyPatch, folder: Path, **variables: str) -> Finding:
+    for name, value in {"LONGLEAF_DATA": str(folder), **variables}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(folder)
+    return worker_token(Settings())
+
+
+def test_the_token_of_the_data_folder_is_for_one_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "none yet" in token_found(monkeypatch, tmp_path).detail
+    token = tmp_path / "worker.token"
+    token.write_text("llk_x\n")
+    token.chmod(0o600)
+    assert token_found(monkeypatch, tmp_path) == Finding("worker token", "ok", str(token))
+    token.chmod(0o640)
+    assert token_found(monkeypatch, tmp_path).mend == f"chmod 600 {token}"
+
+
+@pytest.mark.parametrize("token", ["llk_a b", "llk_é", "llk_a\nb"])
+def test_a_token_with_a_slip_is_bad_and_not_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, token: str
+) -> None:
+    found = token_found(monkeypatch, tmp_path, LONGLEAF_WORKER_TOKEN=token)
+    assert found.state == "bad"
+    assert "LONGLEAF_WORKER_TOKEN holds no token" in found.detail
+    assert token not in found.detail
+
+
+def test_a_token_file_that_is_not_there_or_empty_is_bad(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "token"
+    variables = {"LONGLEAF_WORKER_TOKEN_FILE": str(path)}
+    assert "cannot be read" in token_found(monkeypatch, tmp_path, **variables).detail
+    path.write_text("\n")
+    assert token_found(monkeypatch, tmp_path, **variables).detail == f"{path} is empty"
+
+
+def test_the_api_is_asked_whether_it_takes_the_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def answer(request: Request) -> None:
+        if request.headers.get("Authorization") == "Bearer llk_good":
+            welcome = {"version": VERSION, "protocol": PROTOCOL, "model": "m", "mark": meeting_key("x")}
+            request.reply(200, welcome)
+        else:
+            request.reply(401, {"code": "key_invalid", "detail": "this key is not known"})
+
+    with fake_api(answer) as api:
+        variables = {"LONGLEAF_API": api, "LONGLEAF_WORKER_TOKEN": "llk_good"}
+        good = token_found(monkeypatch, tmp_path, **variables)
+        assert good.state == "ok"
+        assert f"taken by {api} (Longleaf {VERSION})" in good.detail
+        bad = token_found(monkeypatch, tmp_path, **variables | {"LONGLEAF_WORKER_TOKEN": "llk_bad"})
+        assert bad.state == "bad"
+        assert "refuses the token" in bad.detail
+        # A client's LONGLEAF_API alone makes no worker of this machine.
+        monkeypatch.delenv("LONGLEAF_WORKER_TOKEN")
+        assert token_found(monkeypatch, tmp_path, LONGLEAF_API=api).state == "ok"
