@@ -11,7 +11,7 @@ import subprocess
 import sys
 
 import httpx
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 from redis import Redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
@@ -34,7 +34,8 @@ class Welcome(BaseModel):
 
     version: str
     protocol: int
-    model: str
+    model: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*(?:/[A-Za-z0-9][A-Za-z0-9._-]*)?$")
+    """An id: it becomes a word of a command and the name of a folder."""
     mark: str
     """A key that the API has just left in its Redis."""
 

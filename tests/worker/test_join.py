@@ -48,6 +48,13 @@ def test_something_else_than_longleaf_is_told_apart(tmp_path: Path, redis_url: s
     )
 
 
+@pytest.mark.parametrize("model", ["--models-dir=/etc", "../../etc", "/etc", "..", "a/b/c", "a\n", ""])
+def test_an_api_that_names_no_model_is_not_joined(tmp_path: Path, redis_url: str, model: str) -> None:
+    welcome = {"version": VERSION, "protocol": PROTOCOL, "model": model, "mark": MARK}
+    said = refusal(tmp_path, redis_url, lambda request: request.reply(200, welcome))
+    assert "does not answer as Longleaf does" in said
+
+
 def test_a_token_is_sent_and_a_refused_one_is_said_to_be(tmp_path: Path, redis_url: str) -> None:
     shown: list[str | None] = []
 
