@@ -1,6 +1,6 @@
 """The worker parent's side of RQ: does one attempt after another, keeps RQ's heartbeats, never imports MLX.
 
-RQ is transport only. It forks nothing here: `run_job` runs in this process and the work in the
+RQ is transport only. It forks nothing here: `run_attempt` runs in this process and the work in the
 resident child. What RQ would load by name from a job (function, callbacks, webhooks) is refused:
 JSON keeps code out of the payload, but not names of code.
 """
@@ -28,7 +28,7 @@ from rq.worker import SimpleWorker
 from jobs import RUN_FUNCTION, queue_name
 from worker.attempts import Attempts
 from worker.resident import EngineUnavailable
-from worker.run import RunContext, run_job
+from worker.run import RunContext, run_attempt
 from worker.stop import StopRequest
 
 log = logging.getLogger("worker.parent")
@@ -94,7 +94,7 @@ class RunWorker(SimpleWorker):
     max_connection_wait_time = 5.0
 
     def __init__(self, context: RunContext, model: str, redis: Redis, steal_after_s: float) -> None:
-        job_class = type("ThisWorkersJob", (RunJob,), {"run": staticmethod(partial(run_job, context))})
+        job_class = type("ThisWorkersJob", (RunJob,), {"run": staticmethod(partial(run_attempt, context))})
         super().__init__(
             [queue_name(model)],
             name=context.name,

@@ -1,7 +1,8 @@
 """One attempt at one job as the parent sees it: fetch → hand to the child → pass on → report the end.
 
-`run_job` is the only function that the queue may name (`jobs.RUN_FUNCTION`). Every attempt that is
-not stale ends in exactly one of: job.succeeded, job.failed, job.cancelled, attempt.released, attempt.lost.
+`run_job` is the only function that the queue may name (`jobs.RUN_FUNCTION`); `RunWorker` calls `run_attempt`
+in its place, and whatever else loads it by name is refused. Every attempt that is not stale ends in exactly
+one of: job.succeeded, job.failed, job.cancelled, attempt.released, attempt.lost.
 """
 
 from __future__ import annotations
@@ -52,7 +53,21 @@ class RunContext:
     stop: StopRequest
 
 
-def run_job(context: RunContext, rq_id: str, request: Any) -> None:
+class NotALongleafWorker(RuntimeError):
+    """A worker of RQ's own has taken an attempt."""
+
+
+def run_job(request: Any) -> None:
+    """Refuse: a worker that forks for each job has no resident engine. Raises NotALongleafWorker.
+
+    The API hands the attempt out again, as one that is in no queue and with no worker.
+    """
+    raise NotALongleafWorker(
+        "an `rq worker` listens on a queue of Longleaf: stop it, and serve the queue with `longleaf worker`"
+    )
+
+
+def run_attempt(context: RunContext, rq_id: str, request: Any) -> None:
     """Run one attempt and return when its last event is on the stream.
 
     Args:
