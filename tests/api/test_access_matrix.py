@@ -183,3 +183,14 @@ def test_a_method_that_a_route_has_not_leads_nowhere(matrix: Matrix, key: str) -
             answer = matrix.send(f"{method} {path}", key)
             allowed = refused | ({405} if path in OPEN_PATHS and key != "nonsense" else set())
             assert answer.status_code in allowed, f"{method} {path} with {key}"
+
+
+def test_without_keys_no_route_serves_a_page_from_elsewhere(shared_api: Api) -> None:
+    for route in NEEDS:
+        method, path = route.split()
+        evil = httpx.request(method, shared_api.url + path, headers={"Host": "evil.example"})
+        assert (evil.status_code, evil.json()["code"]) == (403, "host_refused"), route
+        if method != "GET":
+            for headers in ({"Origin": "https://evil.example"}, {"Sec-Fetch-Site": "cross-site"}):
+                answer = httpx.request(method, shared_api.url + path, headers=headers)
+                assert (answer.status_code, answer.json()["code"]) == (403, "origin_refused"), route

@@ -186,3 +186,14 @@ def test_a_worker_may_be_called_anything(api: Api, name: str) -> None:
     assert not [line for line in lines if line.startswith("longleaf_up")]
     job = str(api.submit()["id"])
     eventually(lambda: worker.next() == job)
+
+
+@pytest.mark.parametrize("path", ["/v1/jobs", "/v1/quote", "/v1/prefixes"])
+def test_a_document_of_another_tenant_is_one_that_is_not_there(api: Api, theirs: Api, path: str) -> None:
+    refusals = set()
+    for document in (api.upload("Only for us."), "doc_" + "0" * 20):
+        body = {"documents": [document]} | ({} if path == "/v1/prefixes" else {"type": "summarize"})
+        answer = theirs.http.post(path, json=body)
+        refusals.add((answer.status_code, re.sub(r"doc_\w+", "ID", answer.json()["detail"])))
+    assert len(refusals) == 1
+    assert refusals.pop()[0] == 404
