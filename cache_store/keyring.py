@@ -24,7 +24,8 @@ from cache_store.errors import KeyringError
 log = logging.getLogger("cache_store")
 
 DATA_KEY_BYTES = 32
-_TENANT = re.compile(r"[0-9A-Za-z_-]{1,64}")
+# No capitals: many file systems take them for small letters, and two tenants would have one key.
+_TENANT = re.compile(r"[0-9a-z_-]{1,64}")
 _FILE = re.compile(rb"([0-9a-fA-F]{64})\s*")
 # Nothing that is derived from a key for one use tells anything of another use.
 _ID = b"longleaf-key-id"
