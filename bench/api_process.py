@@ -35,6 +35,8 @@ from jobs import (
 
 ROOT = Path(__file__).parents[1]
 MODEL = "tiny"
+MODEL_FOLDER = ROOT / "bench" / "needle" / "model"
+"""Whose tokens the API counts."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,8 @@ def running(folder: Path, ends_jobs: bool = True) -> Iterator[Service]:
     """Redis and an API below `folder`; with `ends_jobs` each job ends as soon as it is queued."""
     redis_folder, log = folder / "redis", folder / "api.log"
     redis_folder.mkdir()
+    (folder / "models").mkdir()
+    (folder / "models" / MODEL).symlink_to(MODEL_FOLDER)
     path = socket_path(redis_folder)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
