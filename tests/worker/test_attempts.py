@@ -145,3 +145,12 @@ def when_refused(rig: Rig, parent: subprocess.Popen[str], times: int) -> None:
 def num_refused(rig: Rig, code: str) -> int:
     errors: Any = rig.redis.info("errorstats")
     return int(errors.get(f"errorstat_{code}", {"count": 0})["count"])
+
+
+@pytest.mark.parametrize("entry", [b"\xff\xfe-1", b"", b"no attempt", b"../../x-1", b"a" * 5000])
+def test_an_entry_that_names_no_attempt_does_not_end_the_worker(rig: Rig, entry: bytes) -> None:
+    rig.redis.rpush(shared_key(MODEL), entry, "forged-1")
+    rig.redis.hset("rq:job:forged-1", "meta", '{"leads": [{}], "num_wanted": 1}')
+    rig.enqueue(["end"])
+    rig.start()
+    rig.until(EventType.SUCCEEDED)
