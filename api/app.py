@@ -33,6 +33,7 @@ from api.queue import JobQueue, connect
 from api.rates import RequestRates
 from api.reconciler import Reconciler
 from api.recorder import Recorder
+from api.retention import Retention
 from api.routes import audit as audit_routes
 from api.routes import documents, events, health, jobs, metrics, models, prefixes, quote
 from api.routes import webhooks as webhook_routes
@@ -96,6 +97,8 @@ def create_app(settings: Settings) -> FastAPI:
                 tasks.start_soon(reconciler.run, settings.reconcile_s, name="reconciler")
                 tasks.start_soon(webhooks.run, settings.reconcile_s, name="webhooks")
                 tasks.start_soon(audit.run, name="audit")
+                if settings.keep_days is not None:
+                    tasks.start_soon(Retention(database, settings.keep_days, changed).run, name="retention")
 
         try:
             # A group of anyio waits for the threads of what it cancels: the database is closed after them.

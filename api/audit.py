@@ -26,6 +26,9 @@ log = logging.getLogger("api.audit")
 DAY_S = 86_400.0
 PRUNE_EVERY_S = 3600.0
 
+RETENTION = "retention"
+"""In the place of a key: what was deleted by its age."""
+
 Action = Literal["created", "deleted", "revoked", "rotated"]
 What = Literal["document", "job", "prefix", "key", "tenant", "webhook_secret"]
 
@@ -33,7 +36,8 @@ What = Literal["document", "job", "prefix", "key", "tenant", "webhook_secret"]
 def note(session: Session, action: Action, what: What, item_id: str, tenant: str, key_id: str | None) -> None:
     """Write down what the caller's transaction does to something of a tenant.
 
-    `key_id` is the key that it is done with; None for this machine: a request without a key, or a command.
+    `key_id` is the key that it is done with; None for this machine: a request without a key, or a command;
+    `RETENTION` for what has been kept for long enough.
     """
     request_id = logs.request_id.get()
     session.add(
@@ -75,6 +79,13 @@ class Audit:
         """The same as a transaction of its own, for what is done elsewhere than in the database."""
         with self._database.write() as session:
             note(session, action, what, item_id, tenant, key_id)
+
+    def was_retired(self, what: What, item_id: str, tenant: str) -> bool:
+        """Whether something of a tenant was deleted by its age, as far as that is kept."""
+        same = (AuditEntry.item_id == item_id, AuditEntry.tenant_id == tenant, AuditEntry.what == what)
+        with self._database.read() as session:
+            query = select(AuditEntry.id).where(*same, AuditEntry.key_id == RETENTION)
+            return session.scalar(query.limit(1)) is not None
 
     def prune(self, now: float) -> None:
         """Drop what is older than it is kept."""

@@ -106,6 +106,8 @@ class Document(Base):
     text_sha256: Mapped[str]
     """Of the normalised text in UTF-8; the worker checks it."""
     created_at: Mapped[float]
+    uploaded_at: Mapped[float] = mapped_column(server_default="0")
+    """When the content last came; retention counts from it."""
 
 
 class DocumentText(Base):
@@ -158,7 +160,7 @@ class Job(Base):
     created_at: Mapped[float]
     started_at: Mapped[float | None]
     """First start of any attempt."""
-    finished_at: Mapped[float | None]
+    finished_at: Mapped[float | None] = mapped_column(index=True)
     expires_at: Mapped[float | None]
     expiring: Mapped[bool] = mapped_column(default=False, server_default=false())
     """Whether a running attempt is told to stop because the job's time is over."""
@@ -253,9 +255,9 @@ class AuditEntry(Base):
     at: Mapped[float] = mapped_column(index=True)
     action: Mapped[str]
     what: Mapped[str]
-    item_id: Mapped[str]
+    item_id: Mapped[str] = mapped_column(index=True)
     tenant_id: Mapped[str]
     """Whose it was."""
     key_id: Mapped[str | None]
-    """By which key; None for this machine, by a request without one or by a command."""
+    """By which key; None for this machine, by a request without one or a command; `retention` by its age."""
     request_id: Mapped[str | None]

@@ -80,6 +80,8 @@ class Settings(SharedSettings):
     extract_memory_bytes: Bytes = 2**31
     audit_days: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 400.0
     """How long it is kept who made and deleted what."""
+    keep_days: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    """How long ended jobs, and documents that no job reads, are kept; for ever where it is None."""
     reconcile_s: Seconds = 2.0
     """Time between two passes that compare the database with the queue."""
     lost_after_s: Seconds = 10.0

@@ -30,9 +30,16 @@ class DocumentStore:
         with self._database.read() as session:
             return cast(Document | None, session.scalar(_owned(tenant, document_id)))
 
-    def with_content(self, tenant: str, sha256: str) -> Document | None:
+    def uploaded_again(self, tenant: str, sha256: str) -> Document | None:
+        """The document that has this content already; its time begins anew."""
         with self._database.read() as session:
-            return cast(Document | None, session.scalar(_with_content(tenant, sha256)))
+            if session.scalar(_with_content(tenant, sha256)) is None:
+                return None
+        with self._database.write(synced=False) as session:
+            same = session.scalar(_with_content(tenant, sha256))
+            if same is not None:
+                same.uploaded_at = time.time()
+            return cast(Document | None, same)
 
     def page(self, tenant: str, limit: int, after: str | None) -> Sequence[Document]:
         """Newest first, at most `limit`, older than the document `after`."""
@@ -67,6 +74,7 @@ class DocumentStore:
         with self._database.write() as session:
             same = session.scalar(_with_content(tenant, sha256))
             if same is not None:
+                same.uploaded_at = time.time()
                 return same, False
             if max_bytes is not None:
                 held = session.scalar(
@@ -74,6 +82,7 @@ class DocumentStore:
                 )
                 if (held or 0) + num_bytes > max_bytes:
                     raise OverLimit(max_bytes, (held or 0) + num_bytes)
+            now = time.time()
             document = Document(
                 id=new_id("doc"),
                 tenant_id=tenant,
@@ -84,7 +93,8 @@ class DocumentStore:
                 num_pages=len(found.pages) or None,
                 sha256=sha256,
                 text_sha256=hashlib.sha256(found.text.encode()).hexdigest(),
-                created_at=time.time(),
+                created_at=now,
+                uploaded_at=now,
             )
             session.add(document)
             session.flush()

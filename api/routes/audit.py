@@ -16,7 +16,7 @@ router = APIRouter(prefix="/v1/audit", tags=["audit"], dependencies=[AdminOnly])
 
 @router.get("")
 def list_entries(services: ServicesDep, limit: Limit = 50, after: After = None) -> dict[str, Any]:
-    """Newest first. `key` is null for this machine: a request without a key, or a command."""
+    """Newest first. `key` is null for this machine: a request without a key, or a command; or `retention`."""
     return page(services.audit.page(limit + 1, after), limit, _view)
 
 

@@ -149,7 +149,7 @@ def _keep(services: Services, caller: Caller, upload: Upload | JsonDocument) -> 
             tenant, clean_name(upload.name), hashlib.sha256(data).hexdigest(), len(data), found, max_bytes
         )
     try:
-        same = services.documents.with_content(tenant, upload.sha256)
+        same = services.documents.uploaded_again(tenant, upload.sha256)
         if same is not None:
             return same, False
         return services.documents.add(

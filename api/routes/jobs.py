@@ -231,6 +231,13 @@ def _create(services: Services, caller: Caller, spec: JobSpec, key: str | None, 
 
 def _required(services: Services, tenant: str, job_id: str) -> Job:
     job = services.jobs.owned(tenant, job_id)
+    if job is None and services.audit.was_retired("job", job_id, tenant):
+        raise ApiError(
+            410,
+            "job_gone",
+            f"{job_id} ended longer ago than jobs are kept here (LONGLEAF_KEEP_DAYS) and was deleted with "
+            "its result; submit it again for another one",
+        )
     if job is None:
         raise not_found(job_id)
     return job
