@@ -3,7 +3,8 @@
     python -m bench.load [--jobs 1000] [--clients 200] [--json bench/results/load.json]
 
 A real API process with SQLite and a Redis-compatible server; a stand-in writes a worker's events. Everything
-runs on this machine, the measuring too, so its load average is part of the report. In turn:
+runs on this machine, the measuring too, so its load average is part of the report. `chrt -r 1 python -m
+bench.load` keeps what else runs there out of the way. In turn:
 
 - submit: one client posts all jobs, each over the same document, one after another
 - status: one client reads jobs of all of them, while the streams are open
@@ -33,6 +34,7 @@ import httpx
 from redis import Redis
 
 from bench.api_process import Service, result, running, say
+from bench.machine import commit
 from jobs import EventType
 
 
@@ -175,9 +177,11 @@ def main() -> None:
         found = measure(service, given.jobs, given.clients)
     report = {
         "bench": "load",
+        "commit": commit(),
         "num_jobs": given.jobs,
         "num_clients": given.clients,
         **found,
+        "real_time": os.sched_getscheduler(0) in (os.SCHED_FIFO, os.SCHED_RR),
         "load_average": [round(load_before[0], 2), round(os.getloadavg()[0], 2)],
         "python": platform.python_version(),
         "machine": platform.machine(),
