@@ -89,7 +89,7 @@ def too_large(limit_bytes: int, received: int, *, at_least: bool = False) -> Api
     return ApiError(
         413,
         "too_large",
-        f"the body has {'at least ' if at_least else ''}{received} bytes and the limit here is {limit_bytes}: "
+        f"the body has {'at least ' if at_least else ''}{received} bytes and the limit is {limit_bytes}: "
         "send less; a document may be split, or LONGLEAF_MAX_UPLOAD_BYTES raised for it",
         params={"limit_bytes": limit_bytes, "received_bytes": received},
     )
