@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bench.chaos import disturbed, make_jobs, undisturbed
+from bench.chaos import disturbed, undisturbed
+from bench.chaos_caller import make_jobs
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
