@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from api_rig import Api, FakeWorker, running
 from pydantic import ValidationError
-from test_dispatch import ask
+from test_queue_dispatch import ask
 
 from api.settings import Settings
 from jobs import DocumentRef, RunRequest, Summarize, queue_name

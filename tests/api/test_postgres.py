@@ -146,7 +146,7 @@ def test_the_doctor_looks_at_the_database_that_is_named(
     away = found("postgresql://127.0.0.1:1/x")
     assert away.state == "bad"
     assert away.detail.startswith("no database at")
-    assert away.mend.startswith("start the server that LONGLEAF_DATABASE_URL names")
+    assert away.mend.startswith("correct LONGLEAF_DATABASE_URL, or start the server")
 
 
 def test_keys_are_made_in_the_database_that_is_named(tmp_path: Path, postgres: Postgres) -> None:

@@ -9,7 +9,7 @@ import httpx
 import pytest
 from api_rig import Api, FakeWorker, eventually, held, result, running
 from sqlalchemy import update
-from test_dispatch import text
+from test_queue_dispatch import text
 
 from api.keys import SCOPES, WORKER
 from api.models import Job
