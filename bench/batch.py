@@ -15,13 +15,12 @@ import argparse
 import json
 import os
 import platform
-import sys
 from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from bench.machine import ROOT, cpu_name, git, result_path
+from bench.machine import ROOT, command, cpu_name, git, result_path
 from bench.prefill_attention import alternate
 from worker import accelerate
 
@@ -73,7 +72,7 @@ def main() -> None:
             "python": platform.python_version(),
             "openblas": in_force,
             "load": load_before,  # of the machine before the run
-            "command": f"python -m bench.batch {' '.join(sys.argv[1:])}".strip(),
+            "command": command("batch"),
             "commit": options.commit,
             "model": model.card.id,
             "document_tokens": bench.num_document,
@@ -205,6 +204,7 @@ class Bench:
 
         from worker.engine.batch import BatchCache
         from worker.engine.decode import forward
+        from worker.engine.row_products import rows_joined
 
         cache = self._plain._held.cache
         if cache is None:
@@ -225,9 +225,10 @@ class Bench:
             for _ in range(num):
                 batches[-1].add()
         repeats = 5 * self._repeats
-        by_rows = alternate(
-            [lambda b=b, n=n: rows(b, n) for b, n in zip(batches, SIZES, strict=True)], repeats
-        )
+        with rows_joined(self._model.modules):
+            by_rows = alternate(
+                [lambda b=b, n=n: rows(b, n) for b, n in zip(batches, SIZES, strict=True)], repeats
+            )
         by_tokens = alternate([lambda n=n: tokens(n) for n in SIZES], repeats)
         print("\nof a step   " + "".join(f"{n:>8}" for n in SIZES))
         for what, seconds in (("rows", by_rows), ("tokens", by_tokens)):

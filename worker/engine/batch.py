@@ -19,6 +19,7 @@ from worker.engine.attention import Handle
 from worker.engine.decode import forward
 from worker.engine.kv_cache import BorrowedLayer, CompressedLayer, KVCache, blocks_end
 from worker.engine.model import Model
+from worker.engine.row_products import rows_joined
 from worker.engine.sampling import token_ids
 from worker.engine.window import WindowLayer
 
@@ -191,20 +192,21 @@ def decode_batch(
     waiting = deque(begin)
     answers: list[Answer] = []
     rows: list[Answer] = []
-    while waiting or rows:
-        while waiting and len(rows) < max_rows:
-            answer = waiting.popleft()()
-            answers.append(answer)
-            if answer.finish_reason is None:
-                batch.add()
-                rows.append(answer)
-            cache.back_to(shared)
-        if rows:
-            _step(model, batch, rows)
-        going = [i for i, answer in enumerate(rows) if answer.finish_reason is None]
-        if len(going) < len(rows):
-            batch.keep(going)
-            rows = [rows[i] for i in going]
+    with rows_joined(model.modules):
+        while waiting or rows:
+            while waiting and len(rows) < max_rows:
+                answer = waiting.popleft()()
+                answers.append(answer)
+                if answer.finish_reason is None:
+                    batch.add()
+                    rows.append(answer)
+                cache.back_to(shared)
+            if rows:
+                _step(model, batch, rows)
+            going = [i for i, answer in enumerate(rows) if answer.finish_reason is None]
+            if len(going) < len(rows):
+                batch.keep(going)
+                rows = [rows[i] for i in going]
     return answers
 
 

@@ -6,15 +6,24 @@ H200 16 rows took 5.5 times as long as one. As one product of B · n rows they r
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
 import mlx.core as mx
 import mlx.nn as nn
 
 
-def join_rows(module: nn.Module) -> None:
-    """Let every QuantizedLinear of `module` multiply the rows of a batch as one product."""
-    for _, part in module.named_modules():
-        if type(part) is nn.QuantizedLinear:
-            part.__class__ = _RowsTogether
+@contextmanager
+def rows_joined(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Let every QuantizedLinear in these modules multiply the rows of a batch as one product meanwhile."""
+    parts = [p for module in modules for _, p in module.named_modules() if type(p) is nn.QuantizedLinear]
+    for part in parts:
+        part.__class__ = _RowsTogether
+    try:
+        yield
+    finally:
+        for part in parts:
+            part.__class__ = nn.QuantizedLinear
 
 
 class _RowsTogether(nn.QuantizedLinear):

@@ -16,7 +16,6 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from worker.engine.kv_cache import BorrowedLayer
-from worker.engine.row_products import join_rows
 
 Layer = Callable[[mx.array, mx.array, Any], mx.array]
 """(hidden states (B, n, width), token ids (B, n), the layer's cache) → hidden states."""
@@ -37,13 +36,11 @@ class Walk:
 
 
 def walk(module: Any, architecture: str) -> Walk:
-    """The parts of a module that mlx_lm loaded; on a GPU it multiplies a batch's rows together from here on.
+    """The parts of a module that mlx_lm loaded.
 
     Args:
         architecture: config.json's `model_type`.
     """
-    if mx.default_device() == mx.Device(mx.gpu):
-        join_rows(module)
     if architecture in ("gemma3", "gemma4"):
         module = module.language_model
     body = module.model
