@@ -6,7 +6,6 @@ Ids alone are kept, no name and no text, and nothing refers to them: a row outli
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Sequence
@@ -14,11 +13,11 @@ from typing import Literal
 
 import anyio.to_thread
 from sqlalchemy import delete, event, select
-from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
 from api.db import Database
 from api.models import AuditEntry, new_id
+from api.repeat import repeat
 from jobs import logs
 
 log = logging.getLogger("api.audit")
@@ -94,11 +93,9 @@ class Audit:
 
     async def run(self) -> None:
         """Prune until cancelled."""
-        while True:
-            try:
-                await anyio.to_thread.run_sync(self.prune, time.time())
-            except OperationalError as error:
-                log.warning("old entries are kept for now: %s", error)
-            except Exception:
-                log.exception("old entries could not be dropped")
-            await asyncio.sleep(PRUNE_EVERY_S)
+
+        async def prune() -> None:
+            await anyio.to_thread.run_sync(self.prune, time.time())
+
+        waits, failed = "old entries are kept for now", "old entries could not be dropped"
+        await repeat(prune, PRUNE_EVERY_S, log, waits, failed)

@@ -6,20 +6,19 @@ with it is said by the foreign keys of the tables.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Callable
 
 import anyio.to_thread
 from sqlalchemy import exists, select
-from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
 from api import audit
 from api.audit import DAY_S, RETENTION
 from api.db import Database
 from api.models import Document, Job, JobDocument, WebhookDelivery
+from api.repeat import repeat
 from jobs import TERMINAL
 
 log = logging.getLogger(__name__)
@@ -37,15 +36,13 @@ class Retention:
 
     async def run(self) -> None:
         """Delete until cancelled."""
-        while True:
-            try:
-                while await anyio.to_thread.run_sync(self.delete_some, time.time()):
-                    pass
-            except OperationalError as error:
-                log.warning("old jobs and documents are kept for now: %s", error.orig)
-            except Exception:
-                log.exception("old jobs and documents could not be deleted")
-            await asyncio.sleep(LOOK_EVERY_S)
+
+        async def delete_all() -> None:
+            while await anyio.to_thread.run_sync(self.delete_some, time.time()):
+                pass
+
+        old = "old jobs and documents"
+        await repeat(delete_all, LOOK_EVERY_S, log, f"{old} are kept for now", f"{old} could not be deleted")
 
     def delete_some(self, now: float) -> bool:
         """Delete the oldest, `BATCH` at most. Returns whether there may be more."""

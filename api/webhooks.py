@@ -8,7 +8,6 @@ made, on what the name resolved to then, and redirects are not followed.
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import hashlib
 import hmac
@@ -23,13 +22,13 @@ import anyio
 import anyio.to_thread
 import httpcore
 from sqlalchemy import select
-from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
 from api import audit
 from api.addresses import Network, may_call
 from api.db import Database
 from api.models import Job, Tenant, WebhookDelivery, new_id
+from api.repeat import repeat
 from api.tenants import webhook_keys
 from jobs import EventType
 
@@ -114,14 +113,11 @@ class Webhooks:
 
     async def run(self, every_s: float) -> None:
         """Send what is due until cancelled."""
-        while True:
-            try:
-                await self.send_due(time.time())
-            except (OperationalError, OSError) as error:
-                log.warning("webhooks wait for the database: %s", error)
-            except Exception:
-                log.exception("webhooks could not be sent")
-            await asyncio.sleep(every_s)
+
+        async def send() -> None:
+            await self.send_due(time.time())
+
+        await repeat(send, every_s, log, "webhooks wait for the database", "webhooks could not be sent")
 
     async def send_due(self, now: float) -> None:
         """One attempt at each delivery that is due, some of them at once."""
