@@ -96,7 +96,7 @@ def main() -> None:
             },
             "python": platform.python_version(),
             "environment": {name: os.environ.get(name) for name in (*KERNEL_CHOICE, "OPENBLAS_NUM_THREADS")},
-            "command": f"python -m bench.cpu_blas {' '.join(sys.argv[1:])}".strip(),
+            "command": command("cpu_blas"),
             "commit": git("describe", "--always", "--dirty", "--abbrev=12"),
             "model": options.model,
             "rows": results,

@@ -34,7 +34,7 @@ from mlx_lm.models.base import quantized_scaled_dot_product_attention
 
 import kernels
 from bench import attention_plot
-from bench.machine import ROOT, commit, result_path
+from bench.machine import ROOT, command, commit, result_path
 from kernels import BLOCK_TOKENS, FORMATS, CacheView, Format, TileLayout, cuda, reference
 
 TOKENS = [1024, 4096, 16384, 65536, 131072, 524288, 1048576]
@@ -354,7 +354,7 @@ def main() -> None:
             "python": platform.python_version(),
             **{name: metadata.version(name) for name in ("mlx", "mlx-lm")},
         },
-        "command": " ".join(["python", "-m", "bench.decode_attention", *sys.argv[1:]]),
+        "command": command("decode_attention"),
         "commit": args.commit,
         "kernel_times": clock.name,
         "host": host_cost(),

@@ -21,12 +21,12 @@ import json
 import os
 import platform
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
+from re import fullmatch
 from typing import Any
 
 import mlx.core as mx
@@ -34,7 +34,7 @@ import mlx.nn as nn
 import numpy as np
 
 from bench.decode_attention import device_name
-from bench.machine import ROOT, commit, result_path
+from bench.machine import ROOT, command, commit, result_path
 from bench.random_models import SHAPES, make_module
 from cache_store import SnapshotStore
 from jobs import ModelCard
@@ -255,8 +255,10 @@ def main() -> None:
             "python": platform.python_version(),
             **{name: metadata.version(name) for name in ("mlx", "mlx-lm")},
         },
-        "command": " ".join(["python", "-m", "bench.engine", *sys.argv[1:]]),
-        "environment": {name: value for name, value in os.environ.items() if name.startswith("MLX_")},
+        "command": command("engine"),
+        "environment": {
+            name: value for name, value in os.environ.items() if fullmatch("MLX_.*(?<!_DIR)", name)
+        },
         "commit": args.commit,
         "rows": [],
     }

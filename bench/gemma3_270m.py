@@ -11,12 +11,12 @@ asks for an answer. Gemma's terms of use apply to them. Then one question is put
 from __future__ import annotations
 
 import argparse
-import re
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from bench.real_model import ask_both, write_json
+from worker.gguf import tensor_name
 
 TENSORS = {
     "token_embd": "model.embed_tokens",
@@ -70,7 +70,9 @@ def convert(source: Path, folder: Path) -> None:
         values = dequantize(tensor.data, tensor.tensor_type)
         if "norm" in tensor.name:
             values = values - 1  # a GGUF holds what the norm multiplies with, the model adds one
-        weights[_name(tensor.name)] = mx.array(values.astype(np.float16))
+        weights[tensor_name(tensor.name, TENSORS, ("weight",), "Gemma 3")] = mx.array(
+            values.astype(np.float16)
+        )
     folder.mkdir(parents=True, exist_ok=True)
     mx.save_safetensors(str(folder / "model.safetensors"), weights, {"format": "mlx"})
     config = {ours: metadata[f"gemma3.{theirs}"] for ours, theirs in SIZES.items()}
@@ -175,13 +177,6 @@ def main() -> None:
                 source = assemble(Path(scratch) / "gemma3.gguf")
             convert(source, options.folder)
     ask_both(options.folder)
-
-
-def _name(name: str) -> str:
-    match = re.fullmatch(r"(?:blk\.(\d+)\.)?([a-z_]+)\.weight", name)
-    if match is None or match[2] not in TENSORS:
-        raise ValueError(f"tensor {name!r} is none of Gemma 3's")
-    return f"{f'model.layers.{match[1]}.' if match[1] else ''}{TENSORS[match[2]]}.weight"
 
 
 if __name__ == "__main__":

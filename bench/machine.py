@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import platform
 import re
+import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -27,6 +29,11 @@ def git(*arguments: str) -> str:
 
 def commit() -> str:
     return git("rev-parse", "--short", "HEAD") or "unknown"
+
+
+def command(bench: str) -> str:
+    """The command that runs now; of files and folders the names alone, for where they lie says nothing."""
+    return f"python -m bench.{bench} {shlex.join(Path(word).name for word in sys.argv[1:])}".strip()
 
 
 def result_path(folder: Path, bench: str, device: str) -> Path:

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from importlib import metadata
 from typing import Any
 
-from bench.machine import ROOT, cpu_name, git
+from bench.machine import ROOT, command, cpu_name, git
 from worker import accelerate
 
 SHAPES = {"SmolLM2-135M": (9, 3, 64), "32/8 heads": (32, 8, 128)}
@@ -56,7 +56,7 @@ def main() -> None:
             "openblas_threads": os.environ.get("OPENBLAS_NUM_THREADS"),
             "kernel": {"instruction_set": library.isa, "threads": library.threads},
             "load": load,  # of the machine before the run
-            "command": f"python -m bench.prefill_attention {' '.join(sys.argv[1:])}".strip(),
+            "command": command("prefill_attention"),
             "commit": git("describe", "--always", "--dirty", "--abbrev=12"),
             "attention": attention,
             "prefill": prefill,

@@ -31,7 +31,6 @@ import dataclasses
 import json
 import os
 import platform
-import shlex
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -39,7 +38,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from bench.machine import ROOT, cpu_name, git
+from bench.machine import ROOT, command, cpu_name, git
 from worker import accelerate
 
 accelerate.prepare_cpu()  # before MLX is loaded
@@ -272,7 +271,7 @@ def main() -> None:
         "kv_format": model.card.kv_format,
         "versions": {name: metadata.version(name) for name in ("mlx", "mlx-lm", "numpy")},
         "python": platform.python_version(),
-        "command": f"python -m bench.quality {shlex.join(Path(word).name for word in sys.argv[1:])}",
+        "command": command("quality"),
         "commit": git("describe", "--always", "--dirty", "--abbrev=12"),
         "seed": SEED,
         "windows_of_each_text": options.windows,

