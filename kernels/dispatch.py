@@ -37,19 +37,22 @@ def backend(format: Format = "int4c") -> Backend:
 
 
 def _native_backend() -> Backend | None:
-    if library := cpu_library():
-        return library
-    if _native and mx.default_device() != mx.Device(mx.cpu):
-        if cuda.available():
-            return cuda
-        if metal.available():
-            return metal
-    return None
+    if not _native:
+        return None
+    if _on_cpu():
+        return cpu.library()
+    if cuda.available():
+        return cuda
+    return metal if metal.available() else None
 
 
 def cpu_library() -> cpu.Library | None:
     """The C++ kernels, if that is where MLX computes and they could be built."""
-    return cpu.library() if _native and mx.default_device() == mx.Device(mx.cpu) else None
+    return cpu.library() if _native and _on_cpu() else None
+
+
+def _on_cpu() -> bool:
+    return bool(mx.default_device().type == mx.cpu)
 
 
 def reads_device_order(format: Format = "int4c") -> bool:

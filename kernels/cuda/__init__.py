@@ -16,7 +16,7 @@ import mlx.core as mx
 from kernels import codec
 from kernels.cache_view import CacheView
 from kernels.cuda import launch, plan
-from kernels.cuda.device import Device, available, device
+from kernels.cuda.device import available, device
 from kernels.formats import BLOCK_TOKENS, FORMATS, Format, TileLayout, layout_of_blocks, layout_of_tiles
 
 __all__ = ["FORMATS", "available", "decode", "decode_attention", "encode", "to_canonical", "to_device_order"]
@@ -25,44 +25,46 @@ __all__ = ["FORMATS", "available", "decode", "decode_attention", "encode", "to_c
 def decode_attention(q: mx.array, view: CacheView, scale: float, sinks: mx.array | None = None) -> mx.array:
     """As `kernels.decode_attention`, over a view whose tiles are in device order.
 
-    float16 and bfloat16 queries take tensor cores, float32 ones a simple kernel in fp32. Two launches; the
-    partials between them grow with the number of multiprocessors, not with the context.
+    float16 and bfloat16 queries take tensor cores, float32 ones a simple kernel in fp32. One launch up to 8
+    rows of a KV head, else two. What they leave to merge grows with the number of multiprocessors, not with
+    the context.
     """
     dtype, num_blocks, lengths = q.dtype, view.num_blocks, view.tail_lengths
     num_sinks = view.sinks_k.shape[1]
     _, num_kv_heads, num_tail, _ = view.tail_k.shape
     logits = None if sinks is None else sinks.dtype
     shape = (*q.shape, num_kv_heads, num_sinks, num_tail, num_blocks)
-    both = _plan(device(), shape, view.format, dtype, scale, view.window or 0, lengths is not None, logits)
+    both = _plan(shape, view.format, dtype, scale, view.window or 0, lengths is not None, logits)
     inputs = [both.numbers, q, view.tail_k.astype(dtype), view.tail_v.astype(dtype)]
     if num_sinks:
         inputs += [view.sinks_k.astype(dtype), view.sinks_v.astype(dtype)]
     if num_blocks:
-        # The number of blocks travels as a shape too.
-        inputs.append(view.tiles if num_blocks == view.tiles.shape[0] else view.tiles[:num_blocks])
+        inputs.append(view.tiles)
     if lengths is not None:
         inputs.append(lengths.astype(mx.int32))
-    partials = both.split(inputs=inputs, **both.split_arguments)
-    if sinks is not None:
-        partials.append(sinks)
-    out: mx.array = both.combine(inputs=partials, **both.combine_arguments)[0]
-    return out
+    more = [] if sinks is None else [sinks]
+    if both.combine is None:
+        inputs += [launch.counters(both.num_groups), *more]
+    made = both.split(inputs=inputs, **both.split_arguments)
+    if both.combine is not None:
+        made = both.combine(inputs=made + more, **both.combine_arguments)
+    return made[-1]
 
 
 @dataclass(frozen=True)
 class _Plan:
-    """Both launches of one call shape."""
+    """The launches of one call shape. combine: None where the first one merges its partials."""
 
     numbers: mx.array
+    num_groups: int
     split: launch.Kernel
     split_arguments: dict[str, Any]
-    combine: launch.Kernel
+    combine: launch.Kernel | None
     combine_arguments: dict[str, Any]
 
 
 @lru_cache(maxsize=4096)
 def _plan(
-    on: Device,
     shape: tuple[int, ...],
     format: Format,
     dtype: mx.Dtype,
@@ -73,23 +75,26 @@ def _plan(
 ) -> _Plan:
     """All layers of a model share it for a token, which keeps the host's part of a call short."""
     batch, num_q_heads, num_queries, head_dim, num_kv_heads, num_sinks, num_tail, num_blocks = shape
+    on = device()
     group = num_q_heads // num_kv_heads
     rows = batch * group * num_queries
     build = plan.Simple() if dtype == mx.float32 else plan.build_for(TileLayout(head_dim, format), rows, on)
     cut = plan.cut(build, on, batch, num_kv_heads, group * num_queries, num_sinks, num_tail, num_blocks)
     partials = (num_kv_heads, cut.partials, batch, group, num_queries)
+    out = [shape[:4]] if build.merges else []
     return _Plan(
         numbers=launch.numbers(cut.shape),
+        num_groups=num_kv_heads * cut.row_groups,
         split=launch.split_kernel(
-            head_dim, format, dtype, build, scale, window, num_sinks > 0, num_blocks > 0, has_lengths
+            head_dim, format, dtype, build, scale, window, num_sinks > 0, num_blocks > 0, has_lengths, logits
         ),
         split_arguments={
             "grid": (cut.num_ctas * build.threads, 1, 1),
             "threadgroup": (build.threads, 1, 1),
-            "output_shapes": [(*partials, head_dim), partials],
-            "output_dtypes": [mx.float32, mx.float32],
+            "output_shapes": [(*partials, head_dim), partials, *out],
+            "output_dtypes": [mx.float32, mx.float32, *(dtype for _ in out)],
         },
-        combine=launch.combine_kernel(head_dim, format, dtype, logits),
+        combine=None if build.merges else launch.combine_kernel(head_dim, format, dtype, logits),
         combine_arguments={
             "grid": (rows * launch.COMBINE_THREADS, num_kv_heads, 1),
             "threadgroup": (launch.COMBINE_THREADS, 1, 1),

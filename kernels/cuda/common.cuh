@@ -259,7 +259,7 @@ struct Call {
   const u32* tiles;
   i64 tile_pitch, head_pitch;  // words from one tile of a head to the next, from head to head
   const int* tail_lengths;  // or null: all of the tail counts
-  int batch, num_heads, group, num_queries, num_sinks, num_tail, num_tiles;
+  int batch, num_heads, group, num_queries, num_sinks, num_tail;
   int window;   // 0: no limit
   float scale;  // of q . k, in base-2 logits
 

@@ -73,19 +73,30 @@ __device__ __forceinline__ void dense_piece(const Call<T>& c, const Strided<T>& 
       w[i][0] = x.x; w[i][1] = x.y; w[i][2] = x.z; w[i][3] = x.w;
     }
   };
-  u32 w[4][4];
-  load_values(0, w);  // on their way while the scores are made
-#pragma unroll 4
-  for (int j = 0; j < D / 32; j++) {
-    const int ch = 32 * j + 8 * t;
-    const uint4 x = in0 ? load8(k0 + ch * k.channel, k.channel, kv) : zero4;
-    const uint4 y = in1 ? load8(k1 + ch * k.channel, k.channel, kv) : zero4;
+  constexpr int EARLY = NB == 1 && D <= 128 ? (D + 63) / 64 : 1;  // as many as there are registers for
+  u32 w[EARLY][4][4];
 #pragma unroll
-    for (int n = 0; n < NB; n++) {
-      const uint4 q = load8(qr[n] + ch * c.q.channel, c.q.channel, qv);
-      mma_dense<T>(s[n], x.x, y.x, x.z, y.z, q.x, q.z);
-      mma_dense<T>(s[n], x.y, y.y, x.w, y.w, q.y, q.w);
+  for (int i = 0; i < EARLY; i++) load_values(64 * i, w[i]);  // on their way while the scores are made
+  // Several loads before the first product that waits for one: the branch in load8 keeps the compiler from it.
+  constexpr int BATCH = NB == 1 ? 4 : 2;
+#pragma unroll
+  for (int first_j = 0; first_j < D / 32; first_j += BATCH) {
+    uint4 x[BATCH], y[BATCH], q[BATCH][NB];
+#pragma unroll
+    for (int i = 0; i < BATCH && first_j + i < D / 32; i++) {
+      const int ch = 32 * (first_j + i) + 8 * t;
+      x[i] = in0 ? load8(k0 + ch * k.channel, k.channel, kv) : zero4;
+      y[i] = in1 ? load8(k1 + ch * k.channel, k.channel, kv) : zero4;
+#pragma unroll
+      for (int n = 0; n < NB; n++) q[i][n] = load8(qr[n] + ch * c.q.channel, c.q.channel, qv);
     }
+#pragma unroll
+    for (int i = 0; i < BATCH && first_j + i < D / 32; i++)
+#pragma unroll
+      for (int n = 0; n < NB; n++) {
+        mma_dense<T>(s[n], x[i].x, y[i].x, x[i].z, y[i].z, q[i][n].x, q[i][n].z);
+        mma_dense<T>(s[n], x[i].y, y[i].y, x[i].w, y[i].w, q[i][n].y, q[i][n].w);
+      }
   }
   if (D % 32) {
     const int ch = D - 16 + 4 * t;
@@ -130,13 +141,14 @@ __device__ __forceinline__ void dense_piece(const Call<T>& c, const Strided<T>& 
     const float even = __shfl_sync(~0u, al[0], g >> 1), odd = __shfl_sync(~0u, al[1], g >> 1);
     shrink[n] = g & 1 ? odd : even;
   }
-#pragma unroll 2
+#pragma unroll
   for (int ch = 0; ch < D; ch += 64) {
-    if (ch) load_values(ch, w);
+    u32 (&x)[4][4] = w[ch / 64 % EARLY];
+    if (ch >= 64 * EARLY) load_values(ch, x);
 #pragma unroll
     for (int j = 0; j < 8; j++) {
-      const u32 b0 = __byte_perm(w[0][j / 2], w[1][j / 2], j & 1 ? 0x7632 : 0x5410);
-      const u32 b1 = __byte_perm(w[2][j / 2], w[3][j / 2], j & 1 ? 0x7632 : 0x5410);
+      const u32 b0 = __byte_perm(x[0][j / 2], x[1][j / 2], j & 1 ? 0x7632 : 0x5410);
+      const u32 b1 = __byte_perm(x[2][j / 2], x[3][j / 2], j & 1 ? 0x7632 : 0x5410);
       float d[4] = {0, 0, 0, 0};
       mma_dense<T>(d, p[0][0], NB > 1 ? p[NB - 1][0] : 0u, p[0][1], NB > 1 ? p[NB - 1][1] : 0u, b0, b1);
 #pragma unroll
@@ -167,12 +179,13 @@ __device__ __forceinline__ void dense_pieces(const Call<T>& c, int h, int r0, in
     l[n][0] = l[n][1] = 0;
   }
   bool fresh = true;
+  const int first_length = c.tail_length(b0);
 #pragma unroll 1
   for (int i = cta + ctas * warp; i < total; i += ctas * NW) {
     const bool sinks = i < in_sinks;
     const int b = sinks ? -1 : b0 + (i - in_sinks) / in_tail;
     const int first = 16 * (sinks ? i : (i - in_sinks) % in_tail);
-    const int end = sinks ? c.num_sinks : c.tail_length(b);
+    const int end = sinks ? c.num_sinks : b == b0 ? first_length : c.tail_length(b);
     if (first >= end) continue;
     if (!sinks && c.window && first + 15 <= end - c.num_queries - c.window) continue;
     dense_piece<T, NB>(c, choose(sinks, c.sinks_k, c.tail_k), choose(sinks, c.sinks_v, c.tail_v), h, r0, b, first, end, fresh, m, l, o);

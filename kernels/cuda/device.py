@@ -22,6 +22,7 @@ class Device:
     bulk_copies: bool
 
 
+@cache
 def available() -> bool:
     """Whether MLX runs on a CUDA device here, of an architecture with fp16 mma and cp.async (sm_80)."""
     return bool(mx.cuda.is_available()) and _attribute(_MAJOR) >= 8

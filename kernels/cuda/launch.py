@@ -5,8 +5,11 @@ The texts are included by path, so that the string MLX hashes on every call stay
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import threading
+from collections.abc import Callable, Iterator
 from functools import cache
+from itertools import cycle
 from pathlib import Path
 
 import mlx.core as mx
@@ -79,7 +82,7 @@ def _strided(c_type: str, name: str, axes: str) -> str:
     return f"::longleaf::Strided<{c_type}>{{{name}, {strides}}}"
 
 
-def _call(build: Build, layout: TileLayout, c_type: str) -> tuple[str, str, str]:
+def _call(build: Build, layout: TileLayout, c_type: str, logits: mx.Dtype | None) -> tuple[str, str, str]:
     """The name of a build, the file its text is in, and the statement that runs it on `call`."""
     arguments = "call, ::longleaf::Cut(cut_shape), smem, po, pl"
     match build:
@@ -87,10 +90,15 @@ def _call(build: Build, layout: TileLayout, c_type: str) -> tuple[str, str, str]
             run = f"::longleaf::simple_split<{c_type}>({arguments});"
             return "simple", "simple.cuh", run
         case Tensor():
+            of_logits = _C_TYPES[logits] if logits else "float"
+            if build.merges:
+                arguments += f", (::longleaf::u32*)counters, {'logits' if logits else 'nullptr'}, out"
+            else:
+                arguments += f", nullptr, (const {of_logits}*)nullptr, ({c_type}*)nullptr"
             sizes = f"{build.row_tiles}, {build.warps}, {build.stages}"
             flags = f"{int(build.queries_shared)}, {int(build.bulk)}"
             same = f"static_assert(::longleaf::Shared<{sizes}>::BYTES == {build.shared_bytes(layout)});"
-            run = f"::longleaf::split<{c_type}, {sizes}, {flags}>({arguments});"
+            run = f"::longleaf::split<{c_type}, {of_logits}, {sizes}, {flags}>({arguments});"
             return f"split_{sizes.replace(', ', '_')}", "split.cuh", f"{same}\n{run}"
 
 
@@ -105,13 +113,17 @@ def split_kernel(
     has_sinks: bool,
     has_tiles: bool,
     has_lengths: bool,
+    logits: mx.Dtype | None,
 ) -> Kernel:
-    """The first launch: cut, q, tail_k, tail_v [, sinks_k, sinks_v] [, tiles] [, lengths] → po, pl."""
+    """The first launch: cut, q, tail_k, tail_v [, sinks_k, sinks_v] [, tiles] [, lengths] → po, pl.
+
+    Where the build merges them itself: ... [, counters] [, logits] → po, pl, out.
+    """
     t = _C_TYPES[dtype]
     sinks_k, sinks_v = ("sinks_k", "sinks_v") if has_sinks else ("tail_k", "tail_v")
     axes = "hnd" if has_sinks else "bhnd"
     layout = TileLayout(head_dim, format)
-    name, file, run = _call(build, layout, t)
+    name, file, run = _call(build, layout, t, logits)
     body = f"""extern __shared__ __align__(128) unsigned char smem[];
 const ::longleaf::Call<{t}> call = {{
   {_strided(t, "q", "bhnd")},
@@ -120,19 +132,23 @@ const ::longleaf::Call<{t}> call = {{
   {"tiles, tiles_strides[0], tiles_strides[1]" if has_tiles else "nullptr, 0, 0"},
   {"lengths" if has_lengths else "nullptr"},
   q_shape[0], tail_k_shape[1], q_shape[1] / tail_k_shape[1], q_shape[2],
-  {"sinks_k_shape[1]" if has_sinks else "0"}, tail_k_shape[2], {"tiles_shape[0]" if has_tiles else "0"},
+  {"sinks_k_shape[1]" if has_sinks else "0"}, tail_k_shape[2],
   {window}, {scale * 1.4426950408889634:.9e}f}};
 {run}"""
     inputs = ["cut", "q", "tail_k", "tail_v"]
     inputs += ["sinks_k", "sinks_v"] if has_sinks else []
     inputs += ["tiles"] if has_tiles else []
     inputs += ["lengths"] if has_lengths else []
+    outputs = ["po", "pl"]
+    if build.merges:
+        inputs += ["counters", "logits"] if logits else ["counters"]
+        outputs += ["out"]
     return _kernel(
         f"longleaf_{name}_{head_dim}_{format}",
         _head(head_dim, format, file),
         body,
         inputs,
-        ["po", "pl"],
+        outputs,
         threads=build.threads,
         per_sm=build.per_sm,
         shared=build.shared_bytes(layout),
@@ -145,6 +161,29 @@ def numbers(shape: tuple[int, ...]) -> mx.array:
     carrier = mx.broadcast_to(mx.array(0, dtype=mx.float32), shape)
     mx.eval(carrier)
     return carrier
+
+
+class _Counters(threading.local):
+    def __init__(self) -> None:
+        self.rings: dict[int, Iterator[mx.array]] = {}
+
+
+_counters = _Counters()
+
+
+def counters(num: int) -> mx.array:
+    """At least `num` zeros that a launch may count in, if it leaves zeros behind.
+
+    A graph's launches may run at once, graphs run one after another: so a thread takes turns among more
+    arrays than MLX puts launches into a graph.
+    """
+    size = max(64, 1 << (num - 1).bit_length())
+    if size not in _counters.rings:
+        turns = max(128, 2 * int(os.environ.get("MLX_MAX_OPS_PER_BUFFER", 0)))
+        ring = [mx.array(np.zeros(size, np.uint32)) for _ in range(turns)]
+        mx.eval(ring)
+        _counters.rings[size] = cycle(ring)
+    return next(_counters.rings[size])
 
 
 @cache

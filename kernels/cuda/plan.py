@@ -14,9 +14,6 @@ from kernels.formats import TileLayout
 MAX_PARTIALS = 512
 """Of one row, tiles and dense ends together: the combine's work, which grows with them."""
 
-SHORT_BLOCKS = 384
-"""Below it, a worker takes longer over a dense item than the streams over their tiles."""
-
 
 @dataclass(frozen=True)
 class Tensor:
@@ -34,6 +31,12 @@ class Tensor:
     bulk: bool = True
     piece: int = 16
     parts_per_block: int = 4
+
+    @property
+    def merges(self) -> bool:
+        """Whether the last CTA of a row group merges its partials; of 16 rows it would take longer than a
+        launch of its own."""
+        return self.row_tiles == 1
 
     @property
     def rows(self) -> int:
@@ -86,6 +89,7 @@ class Simple:
     pieces_per_cta: int = 2
     parts_per_block: int = 4
     rings: int = 1
+    merges: bool = False
 
     def slots(self, on: Device) -> int:
         """CTAs that run at once."""
@@ -177,16 +181,21 @@ def cut(
 ) -> Cut:
     """CTAs for tiles and for dense ends. per_batch: query rows per KV head of one batch row.
 
-    As many streams as run at once, less some room for the workers; dense items wait for one another
-    rather than for a second wave of CTAs.
+    As many streams as run at once, less the room for the workers. A worker that takes longer than the streams
+    is what a call waits for: on an H200, over dense ends that no cache holds, an item takes as long as 3.3
+    slices of every ring and 2.1 more for each piece of a warp, and a merge more where workers have several.
     """
     row_groups = -(-batch * per_batch // build.rows)
+    groups, slots = num_kv_heads * row_groups, build.slots(on)
+    # Of a ring, were all CTAs streams.
+    slices = -(-num_blocks * build.parts_per_block * groups // (slots * build.rings))
     touched = batches_touched(build.dense_rows, per_batch, batch)
     num_pieces = -(-num_sinks // build.piece) + touched * -(-num_tail // build.piece)
-    dense = min(-(-num_pieces // build.pieces_per_cta), MAX_PARTIALS // 2)
-    groups, slots = num_kv_heads * row_groups, build.slots(on)
+    at_once = build.pieces_per_cta
+    dense = min(-(-num_pieces // (at_once * min(max(1, slices // 4), 4))), MAX_PARTIALS // 2)
     items = groups * dense
-    room = items if num_blocks < SHORT_BLOCKS else -(-items // 4)
+    pieces = -(-num_pieces // max(1, at_once * dense))  # of a warp
+    room = -(-items // max(1, slices // (4 + 4 * pieces)))
     streams = min(build.stream_ctas(num_blocks), max(1, (slots - room) // groups))
     streams = min(streams, MAX_PARTIALS // 2)
     idle = slots - groups * streams

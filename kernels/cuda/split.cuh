@@ -17,6 +17,7 @@
 // with bias chosen from the largest value scale seen, so that P * scale neither underflows nor overflows.
 // Accumulation: fp32.
 #pragma once
+#include "combine.cuh"
 #include "common.cuh"
 #include "dense.cuh"
 #include "queries.cuh"
@@ -98,15 +99,23 @@ struct Ring {
   }
 };
 
-// QS: q's fragments are read from shared memory at each use, else kept in registers.
-template <class T, int NB, int NW, int NS, bool QS, bool BULK>
-__device__ __forceinline__ void split(const Call<T>& c, const Cut all, u8* smem, float* __restrict__ po, float* __restrict__ pl) {
+// QS: q's fragments are read from shared memory at each use, else kept in registers. counters: where the last CTA
+// merges, one a (KV head, row group), else null.
+template <class T, class S, int NB, int NW, int NS, bool QS, bool BULK>
+__device__ __forceinline__ void split(const Call<T>& c, const Cut all, u8* smem, float* po, float* pl, u32* counters,
+                                      const S* sink_logits, T* out) {
   using M = Shared<NB, NW, NS>;
   const int lane = threadIdx.x & 31, warp = __shfl_sync(~0u, threadIdx.x >> 5, 0);  // uniform for the compiler
   const int g = lane >> 2, t = lane & 3;
   const int rows = c.rows(), groups = c.num_heads * all.row_groups;
   const i64 partial = (i64)rows * D;
   float2* ml = (float2*)(smem + M::ML);
+  // Called by all threads when a partial is written.
+  auto done = [&, po, pl](int h, int r0) {
+    if (!counters || !last_of(counters + h * all.row_groups + r0 / (8 * NB), all.partials(), (u32*)ml)) return;
+    const Merge<T, S> merge = {po, pl, sink_logits, out, all.partials(), rows, c.num_heads, c.group, c.num_queries};
+    merge.template run<NW>(h, r0, min(8 * NB, rows - r0), (float(*)[D])smem);
+  };
 
   if (blockIdx.x >= groups * all.streams) {
 #pragma unroll 1
@@ -116,6 +125,7 @@ __device__ __forceinline__ void split(const Call<T>& c, const Cut all, u8* smem,
       __syncthreads();
       const i64 p = (i64)h * all.partials() + all.streams + share;
       dense_merge<NB, NW>(smem, NS * STAGE, ml, r0, rows, (float*)(smem + M::SCRATCH) + warp * D, po + p * partial, pl + p * rows);
+      done(h, r0);
       __syncthreads();
     }
     return;
@@ -123,8 +133,6 @@ __device__ __forceinline__ void split(const Call<T>& c, const Cut all, u8* smem,
   const int cta = (u32)blockIdx.x / (u32)groups, at = blockIdx.x - cta * groups;
   const int h = all.row_groups == 1 ? at : at % c.num_heads, r0 = all.row_groups == 1 ? 0 : at / c.num_heads * 8 * NB;
   const int s0 = all.begin(cta * NW + warp), s1 = all.begin(cta * NW + warp + 1);
-  po += ((i64)h * all.partials() + cta) * partial;
-  pl += ((i64)h * all.partials() + cta) * rows;
 
   Ring<NS, BULK> ring;
   ring.stages = smem + warp * NS * STAGE;
@@ -400,6 +408,8 @@ __device__ __forceinline__ void split(const Call<T>& c, const Cut all, u8* smem,
   if (!BULK) asm volatile("cp.async.wait_all;" ::: "memory");
   __syncwarp();
 
+  float* own_o = po + ((i64)h * all.partials() + cta) * partial;
+  float* own_l = pl + ((i64)h * all.partials() + cta) * rows;
   // Merge the CTA's warps, 8 rows at a time: each puts its o into its own ring.
   float* own = (float*)ring.stages;
 #pragma unroll
@@ -438,10 +448,11 @@ __device__ __forceinline__ void split(const Call<T>& c, const Cut all, u8* smem,
         a.x += f * y.x; a.y += f * y.y; a.z += f * y.z; a.w += f * y.w;
       }
       const float inverse = sum > 0 ? __fdividef(1.f, sum) : 0.f;
-      *(float4*)(po + (i64)row * D + c4) = make_float4(a.x * inverse, a.y * inverse, a.z * inverse, a.w * inverse);
-      if (c4 == 0) pl[row] = top + lg2(sum);
+      *(float4*)(own_o + (i64)row * D + c4) = make_float4(a.x * inverse, a.y * inverse, a.z * inverse, a.w * inverse);
+      if (c4 == 0) own_l[row] = top + lg2(sum);
     }
   }
+  done(h, r0);
 }
 
 }  // namespace longleaf

@@ -45,6 +45,17 @@ def test_a_short_context_takes_few_ctas_and_a_long_one_all_that_run_at_once():
     assert (long.streams, long.workers, long.num_ctas) == (16, 4, 132)
 
 
+@pytest.mark.parametrize("num_tail", [144, 288, 1152, 2064])
+@pytest.mark.parametrize("num_blocks", [16, 256, 512, 1024, 8192])
+def test_a_worker_is_done_before_the_streams(num_blocks, num_tail):
+    """By times that were measured, in slices of a ring; short contexts wait for one item's first piece."""
+    build = plan.build_for(TileLayout(128), 4, H200)
+    cut = plan.cut(build, H200, 1, 8, 4, 64, num_tail, num_blocks)
+    pieces = -(-(-(-num_tail // 16) + 4) // (cut.dense * build.warps))
+    items = -(-8 * cut.dense // cut.workers)
+    assert items * (3.3 + 2.1 * pieces) <= max(6, 1.25 * (cut.each + 1))
+
+
 def test_without_blocks_all_ctas_take_dense_pieces():
     build = plan.build_for(TileLayout(128), 8, H200)
     cut = plan.cut(build, H200, 1, 8, 8, 0, 4096, 0)
