@@ -19,7 +19,7 @@ from worker.engine.attention import Handle
 from worker.engine.decode import forward
 from worker.engine.kv_cache import BorrowedLayer, CompressedLayer, KVCache, blocks_end
 from worker.engine.model import Model
-from worker.engine.row_products import rows_joined
+from worker.engine.products import rows_joined
 from worker.engine.sampling import token_ids
 from worker.engine.window import WindowLayer
 

@@ -21,6 +21,7 @@ from worker.engine.fingerprint import fingerprint
 from worker.engine.key_bits import describe, fewest_bits
 from worker.engine.kv_cache import KVCache
 from worker.engine.memory import device_bytes, require_memory
+from worker.engine.products import join_products
 from worker.engine.shapes import KEY_BITS_MEASURED, LayerShape, layer_shapes, text_config
 from worker.engine.walk import Layer, walk
 
@@ -108,6 +109,8 @@ def load(folder: Path, model_id: str, memory_bytes: int | None = None) -> Model:
         module.set_dtype(mx.float32)
         mx.eval(module.parameters())
     parts = walk(module, architecture)
+    if not on_cpu:
+        join_products(parts.modules)
     if architecture in KEY_BITS_MEASURED:
         shapes = fewest_bits(parts, shapes, tokenizer)
     full = [shape for shape in shapes if shape.window is None and shape.source is None]

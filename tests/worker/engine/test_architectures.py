@@ -4,6 +4,7 @@ import json
 import shutil
 
 import mlx.core as mx
+import mlx.nn as nn
 import pytest
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import QuantizedKVCache
@@ -15,8 +16,12 @@ from worker.engine import model as model_loader
 from worker.engine.architectures import VERIFIED_ARCHITECTURES, WHY_NOT
 from worker.engine.decode import forward
 from worker.engine.engine import Document, Engine, EngineError, Sampling
+from worker.engine.kv_cache import KVCache
 from worker.engine.prefill import prefill_prefix, prefill_suffix
+from worker.engine.products import join_products
 from worker.engine.report import Silent
+from worker.engine.shapes import layer_shapes, text_config
+from worker.engine.walk import walk
 
 attention.install()
 
@@ -179,6 +184,30 @@ def test_prompts_longer_than_a_window_and_a_chunk_give_mlx_lms_tokens(folder, mo
         mx.eval(logits, cache.arrays())
     assert found == by_mlx_lm(folder, tokens, 12)
     assert len(set(found)) > 3
+
+
+def width(part):
+    """Of what the part's weights multiply; 0 if it cannot be quantised."""
+    return part.weight.shape[-1] if hasattr(part, "to_quantized") else 0
+
+
+def test_joined_products_change_nothing_beyond_rounding(folder):
+    """Weights stay quantised only on a GPU, so here they are quantised behind the loader's back."""
+    module, config = load_model(folder)
+    module.set_dtype(mx.float32)
+    nn.quantize(module, 32, 4, class_predicate=lambda _, part: width(part) and width(part) % 32 == 0)
+    parts, shapes = walk(module, config["model_type"]), layer_shapes(text_config(config))
+
+    def logits_of_steps():
+        cache = KVCache(shapes, mx.float32)
+        return [forward(parts, cache, mx.array([[token]])) for token in (5, 17, 5, 900)]
+
+    apart = logits_of_steps()
+    join_products(parts.modules)
+    num_joined = sum(hasattr(part, "group") for layer in parts.modules for _, part in layer.named_modules())
+    assert num_joined >= (0 if config["model_type"] == "phi3" else 2 * sum(s.source is None for s in shapes))
+    for a, b in zip(logits_of_steps(), apart, strict=True):
+        assert mx.allclose(a, b, atol=1e-4 * float(mx.abs(b).max()))
 
 
 def divergence(exact, other):
