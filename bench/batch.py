@@ -204,7 +204,7 @@ class Bench:
 
         from worker.engine.batch import BatchCache
         from worker.engine.decode import forward
-        from worker.engine.row_products import rows_joined
+        from worker.engine.products import rows_joined
 
         cache = self._plain._held.cache
         if cache is None:

@@ -8,7 +8,8 @@ from the first token. prefill_tokens_s: prompt tokens by the seconds to the firs
 median pace of the tokens that follow. peak_bytes: of prefill and decode together, weights included, where
 planned_bytes is what the planner predicts. A prefill that would pass --limit-s if time grew with the square
 of the length before it, or that MLX has no product for, is left out, and decode runs over a cache of random
-numbers.
+numbers. On CUDA, MLX has products for a quantised cache only where its buffers are full, so the token that
+fills them is decoded again and again (decode_repeated).
 Ours also saves the prefix, restores it and compares the next token's logits with those of the cache that
 was saved; encode_share is what encoding all layers takes of the seconds to the first token. Prints a table
 and one JSON line; the line is kept in bench/results/engine.<device>.json.
@@ -45,12 +46,14 @@ from worker.engine.kv_cache import KVCache, blocks_end, whole_blocks
 from worker.engine.model import Model
 from worker.engine.planner import plan
 from worker.engine.prefill import prefill_prefix, prefill_suffix
+from worker.engine.products import join_products
 from worker.engine.report import Silent
 from worker.engine.shapes import layer_shapes
 from worker.engine.walk import walk
 
 SUFFIX_TOKENS = 128
-DTYPE = mx.bfloat16 if mx.default_device() == mx.Device(mx.gpu) else mx.float32
+ON_GPU = mx.default_device() == mx.Device(mx.gpu)
+DTYPE = mx.bfloat16 if ON_GPU else mx.float32
 MODES = ("ours", "mlx_lm_fp16", "mlx_lm_kv4")
 Row = dict[str, Any]
 
@@ -70,6 +73,30 @@ class Peer:
         self, num_tokens: int, config: dict[str, Any], num_output: int
     ) -> tuple[list[float], int]:
         """As `run`, over a cache of random numbers."""
+        cache = self._random_cache(num_tokens, config)
+        _, paces = self._timed(mx.array([1]), num_output, cache)
+        return paces, kv_bytes(cache)
+
+    def decode_repeated(
+        self, num_tokens: int, config: dict[str, Any], num_output: int
+    ) -> tuple[list[float], int]:
+        """As `decode_alone`, the same token each time, so that the cache keeps its length."""
+        cache = self._random_cache(num_tokens, config)
+        ahead: mx.array | None = None
+        at = []
+        for _ in range(num_output + 2):
+            following = mx.argmax(self._module(mx.array([[1]]), cache=cache)[:, -1], axis=-1)
+            mx.async_eval(following)
+            if ahead is not None:
+                mx.eval(ahead)
+                at.append(time.perf_counter())
+            ahead = following
+            for layer in cache:
+                layer.trim(1)
+        return np.diff(at).tolist(), kv_bytes(cache)
+
+    def _random_cache(self, num_tokens: int, config: dict[str, Any]) -> list[Any]:
+        """One token short of `num_tokens`."""
         cache = self._make_cache()
         shape = (1, config["num_key_value_heads"], num_tokens - 1, config["head_dim"])
         for i, layer in enumerate(cache):
@@ -79,8 +106,7 @@ class Peer:
                 cache[i] = layer.to_quantized(group_size=64, bits=self._kv_bits)
             mx.eval(cache[i].state)
         mx.clear_cache()
-        _, paces = self._timed(mx.array([1]), num_output, cache)
-        return paces, kv_bytes(cache)
+        return cache
 
     def _make_cache(self) -> list[Any]:
         from mlx_lm.models.cache import make_prompt_cache
@@ -109,6 +135,8 @@ class Ours:
 
     def __init__(self, module: nn.Module, config: dict[str, Any]) -> None:
         parts = walk(module, config["model_type"])
+        if ON_GPU:
+            join_products(parts.modules)
         card = ModelCard.model_construct(id="bench")
         self._model = Model(
             **vars(parts),
@@ -164,6 +192,13 @@ class Ours:
         return logits
 
 
+def take_apart(module: nn.Module) -> None:
+    """Let every product be mlx_lm's own again."""
+    for _, part in module.named_modules():
+        if isinstance(part, nn.QuantizedLinear):
+            part.__class__ = nn.QuantizedLinear
+
+
 def arrivals(tokens: Iterator[int]) -> Iterator[float]:
     for _ in tokens:
         yield time.perf_counter()
@@ -209,8 +244,9 @@ def measure(
         with tempfile.TemporaryDirectory() as folder:
             more |= ours.snapshot(tokens, cache, Path(folder))
     else:
+        take_apart(module)
         peer = Peer(module, 4 if mode == "mlx_lm_kv4" else None)
-        more["refused"] = None
+        more["refused"], more["decode_repeated"] = None, False
         if prefill:
             try:
                 first_s, paces, size = peer.run(tokens, num_output)
@@ -221,7 +257,8 @@ def measure(
             try:
                 paces, size = peer.decode_alone(num_tokens, config, num_output)
             except RuntimeError as error:
-                more["refused"], paces, size = str(error), [], None
+                more["refused"], more["decode_repeated"] = str(error), True
+                paces, size = peer.decode_repeated(num_tokens, config, num_output)
         more["peak_bytes"] = mx.get_peak_memory() if prefill else None
     return {
         "num_tokens": num_tokens,
