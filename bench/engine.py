@@ -301,8 +301,10 @@ def main() -> None:
     }
     path = result_path(args.out, "engine", device)
     if path.exists():  # shapes may be measured one by one
-        kept = json.loads(path.read_text())["rows"]
-        result["rows"] = [row for row in kept if row["shape"] not in args.shape]
+        kept = json.loads(path.read_text())
+        result["rows"] = [
+            {"commit": kept["commit"]} | row for row in kept["rows"] if row["shape"] not in args.shape
+        ]
     print(device)
     print(
         f"{'shape':14}{'tokens':>8} {'mode':12}{'prefill t/s':>12}{'decode t/s':>11}"
@@ -321,7 +323,7 @@ def main() -> None:
                 row = measure(module, config, num_tokens, mode, args.output_tokens, short)
                 if row["prefill_s"]:
                     growth[mode] = row["prefill_s"] / num_tokens**2
-                result["rows"].append({"shape": name, **row})
+                result["rows"].append({"commit": args.commit, "shape": name, **row})
                 path.write_text(json.dumps(result, indent=1) + "\n")
                 print(cells(name, row), flush=True)
         del module
