@@ -1,7 +1,7 @@
 """The engine child: loads the model once and does one attempt after another in its main thread.
 
 It talks to its parent alone, over two pipes (worker.protocol), and ends when the parent does. MLX is
-imported only after the CPU's BLAS has been put in its place.
+imported only after its environment and the CPU's BLAS have been put in place.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any, BinaryIO, Literal
 
 from jobs import EventType, Problem, Progress, logs
 from worker import accelerate, protocol
+from worker.mlx_environment import prepare_mlx
 from worker.settings import Settings, load_settings
 
 log = logging.getLogger("worker.child")
@@ -174,6 +175,7 @@ def main() -> int:
     read_fd, write_fd = map(int, os.environ[protocol.CHILD_FDS].split(","))
     channel = Channel(os.fdopen(read_fd, "rb"), os.fdopen(write_fd, "wb"))
     threading.Thread(target=channel.listen, daemon=True).start()
+    prepare_mlx()
     accelerate.prepare_cpu()
     from worker.engine.errors import EngineError
 
