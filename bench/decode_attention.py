@@ -18,6 +18,7 @@ import argparse
 import json
 import os
 import platform
+import re
 import statistics
 import sys
 import time
@@ -171,7 +172,7 @@ class Clock:
         by_name: dict[str, list[float]] = {}
         for event in profile.events():
             if event.device_type == self.torch.autograd.DeviceType.CUDA and not event.name.startswith("Mem"):
-                by_name.setdefault(event.name, []).append(event.device_time)
+                by_name.setdefault(_short(event.name), []).append(event.device_time)
         # Medians, so that a call beside a clock change does not count.
         self.kernels = {n: statistics.median(t) * len(t) / calls / 1e3 for n, t in by_name.items()}
         return sum(self.kernels.values())
@@ -193,6 +194,12 @@ def read_bandwidth(clock: Clock, num_tokens: int) -> float:
     ms, _ = clock(lambda i, x: ours(x, views[i % 2], 0.1), q)
     mx.clear_cache()
     return case.tile_bytes / ms * 1e3
+
+
+def _short(name: str) -> str:
+    """A kernel's name without namespaces and arguments; of ours, what it does."""
+    own = re.search(r"longleaf_([a-z]+)", name)
+    return own[1] if own else re.sub(r"^(void )?(\w+::)*|[<(].*", "", name)
 
 
 def measure(case: Case, clock: Clock, bandwidth: float, memory: float, kernels_only: bool) -> dict[str, Any]:

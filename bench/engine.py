@@ -4,15 +4,16 @@
 
 Weights are random 4-bit ones (bench/random_models.py) and so are the tokens: speed and memory don't depend
 on them. Modes: `ours`; `mlx_lm_fp16`, mlx_lm's generation as it is; `mlx_lm_kv4`, the same with kv_bits=4
-from the first token. prefill_tokens_s: prompt tokens by the seconds to the first token. decode_tokens_s: the
-median pace of the tokens that follow. peak_bytes: of prefill and decode together, weights included, where
-planned_bytes is what the planner predicts. A prefill that would pass --limit-s if time grew with the square
-of the length before it, or that MLX has no product for, is left out, and decode runs over a cache of random
-numbers. On CUDA, MLX has products for a quantised cache only where its buffers are full, so the token that
-fills them is decoded again and again (decode_repeated).
-Ours also saves the prefix, restores it and compares the next token's logits with those of the cache that
-was saved; encode_share is what encoding all layers takes of the seconds to the first token. Prints a table
-and one JSON line; the line is kept in bench/results/engine.<device>.json.
+from the first token. prefill_tokens_s: prompt tokens by the seconds to the first token. decode_tokens_s:
+the tokens that follow by the seconds they took together; median_pace_tokens_s: by the median of each one's
+seconds. peak_bytes: of prefill and decode together, weights included, where planned_bytes is what the
+planner predicts. A prefill that would pass --limit-s if time grew with the square of the length before it,
+or that MLX has no product for, is left out, and decode runs over a cache of random numbers. On CUDA, MLX
+has products for a quantised cache only where its buffers are full, so the token that fills them is decoded
+again and again (decode_repeated). Ours also saves the prefix, restores it and compares the next token's
+logits with those of the cache that was saved; encode_share is what encoding all layers takes of the seconds
+to the first token. Prints a table and one JSON line; the line is kept in
+bench/results/engine.<device>.json.
 """
 
 from __future__ import annotations
@@ -197,6 +198,7 @@ def take_apart(module: nn.Module) -> None:
     for _, part in module.named_modules():
         if isinstance(part, nn.QuantizedLinear):
             part.__class__ = nn.QuantizedLinear
+            vars(part).pop("group", None)  # or the next group would hold on to this one's weights
 
 
 def arrivals(tokens: Iterator[int]) -> Iterator[float]:
@@ -265,7 +267,8 @@ def measure(
         "mode": mode,
         "prefill_s": first_s,
         "prefill_tokens_s": num_tokens / first_s if first_s else None,
-        "decode_tokens_s": 1 / statistics.median(paces) if paces else None,
+        "decode_tokens_s": len(paces) / sum(paces) if paces else None,
+        "median_pace_tokens_s": 1 / statistics.median(paces) if paces else None,
         "kv_bytes": size,
         **more,
     }
