@@ -172,7 +172,7 @@ class Clock:
         by_name: dict[str, list[float]] = {}
         for event in profile.events():
             if event.device_type == self.torch.autograd.DeviceType.CUDA and not event.name.startswith("Mem"):
-                by_name.setdefault(_short(event.name), []).append(event.device_time)
+                by_name.setdefault(short_name(event.name), []).append(event.device_time)
         # Medians, so that a call beside a clock change does not count.
         self.kernels = {n: statistics.median(t) * len(t) / calls / 1e3 for n, t in by_name.items()}
         return sum(self.kernels.values())
@@ -196,7 +196,7 @@ def read_bandwidth(clock: Clock, num_tokens: int) -> float:
     return case.tile_bytes / ms * 1e3
 
 
-def _short(name: str) -> str:
+def short_name(name: str) -> str:
     """A kernel's name without namespaces and arguments; of ours, what it does."""
     own = re.search(r"longleaf_([a-z]+)", name)
     return own[1] if own else re.sub(r"^(void )?(\w+::)*|[<(].*", "", name)

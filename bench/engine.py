@@ -74,7 +74,7 @@ class Peer:
         self, num_tokens: int, config: dict[str, Any], num_output: int
     ) -> tuple[list[float], int]:
         """As `run`, over a cache of random numbers."""
-        cache = self._random_cache(num_tokens, config)
+        cache = self.random_cache(num_tokens, config)
         _, paces = self._timed(mx.array([1]), num_output, cache)
         return paces, kv_bytes(cache)
 
@@ -82,7 +82,7 @@ class Peer:
         self, num_tokens: int, config: dict[str, Any], num_output: int
     ) -> tuple[list[float], int]:
         """As `decode_alone`, the same token each time, so that the cache keeps its length."""
-        cache = self._random_cache(num_tokens, config)
+        cache = self.random_cache(num_tokens, config)
         ahead: mx.array | None = None
         at = []
         for _ in range(num_output + 2):
@@ -96,7 +96,7 @@ class Peer:
                 layer.trim(1)
         return np.diff(at).tolist(), kv_bytes(cache)
 
-    def _random_cache(self, num_tokens: int, config: dict[str, Any]) -> list[Any]:
+    def random_cache(self, num_tokens: int, config: dict[str, Any]) -> list[Any]:
         """One token short of `num_tokens`."""
         cache = self._make_cache()
         shape = (1, config["num_key_value_heads"], num_tokens - 1, config["head_dim"])
