@@ -30,6 +30,8 @@ def join_products(modules: Sequence[nn.Module]) -> None:
         for _, parent in module.named_modules():
             for names in _SAME_INPUT:
                 _join([parent[name] for name in names if name in parent])
+        # Else MLX would keep what the parts took, for arrays of their size, up to a second model.
+        mx.clear_cache()
 
 
 @contextmanager

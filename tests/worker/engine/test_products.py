@@ -101,6 +101,7 @@ def test_joined_weights_are_not_held_twice(rows):
     before, size = mx.get_active_memory(), layer.q_proj.weight.nbytes
     join_products([layer])
     assert mx.get_active_memory() - before < size
+    assert mx.get_cache_memory() < size
 
 
 def test_joined_weights_can_be_dense_for_a_while(rows):
