@@ -48,10 +48,9 @@ PROFILED = 8
 
 @dataclass(frozen=True)
 class Steps:
-    """What to repeat. take: the token (1,) → the next one; arrays: what else a step leaves unevaluated."""
+    """What to repeat. take: the token (1,) → the next one."""
 
     take: Callable[[mx.array], mx.array]
-    arrays: Callable[[], list[mx.array]]
 
     def run(self, num_steps: int) -> list[tuple[float, float, float]]:
         """Seconds of build, evaluation and wait of each step."""
@@ -60,7 +59,7 @@ class Steps:
             start = time.perf_counter()
             following = self.take(token)
             built = time.perf_counter()
-            mx.async_eval(following, *self.arrays())
+            mx.async_eval(following)
             asked = time.perf_counter()
             int(np.array(token)[0])
             times.append((built - start, asked - built, time.perf_counter() - asked))
@@ -90,14 +89,14 @@ def ours(module: nn.Module, config: dict[str, Any], num_tokens: int) -> Steps:
     def take(token: mx.array) -> mx.array:
         return mx.argmax(forward(model, cache, token[:, None])[:, -1], axis=-1)
 
-    return Steps(take, cache.arrays)
+    return Steps(take)
 
 
 def theirs(module: nn.Module, config: dict[str, Any], num_tokens: int) -> Steps:
     """Steps of mlx_lm's cache of 16-bit keys and values."""
     take_apart(module)
     cache = Peer(module, None).random_cache(num_tokens, config)
-    return Steps(lambda token: mx.argmax(module(token[:, None], cache=cache)[:, -1], axis=-1), list)
+    return Steps(lambda token: mx.argmax(module(token[:, None], cache=cache)[:, -1], axis=-1))
 
 
 def kernels_of(steps: Steps) -> dict[str, dict[str, float]] | None:

@@ -217,7 +217,7 @@ def _step(model: Model, batch: BatchCache, rows: Sequence[Answer]) -> None:
     batch.begin_step()
     logits = forward(model, batch, mx.array([[answer.tokens[-1]] for answer in rows]))  # (B, 1, vocab)
     chosen = [answer.sampler.choose(logits[i], answer.tokens) for i, answer in enumerate(rows)]
-    for answer, token in zip(rows, token_ids(chosen, batch.arrays()), strict=True):
+    for answer, token in zip(rows, token_ids(chosen), strict=True):
         answer.take(token)
     # The job's progress is that of its oldest answer; all of them would be a jumble.
     rows[0].report_progress()

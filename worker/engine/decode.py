@@ -84,7 +84,8 @@ def _ask(model: Model, cache: KVCache, answer: Answer, last: mx.array, num_unrea
     logits = forward(model, cache, last[None])[:, -1]
     # Nothing looks at the tokens here; the draw depends on how many there are.
     chosen = answer.sampler.choose(logits, answer.tokens + [0] * num_unread)
-    mx.async_eval(chosen, *cache.arrays())  # type: ignore[no-untyped-call]
+    # It depends on all that the step writes into the cache, which is evaluated with it.
+    mx.async_eval(chosen)  # type: ignore[no-untyped-call]
     return chosen
 
 
@@ -92,4 +93,4 @@ def _step(model: Model, cache: KVCache, answer: Answer, draft: list[int]) -> lis
     """What follows the answer's last token and each token of the draft, were those before it right."""
     logits = forward(model, cache, mx.array([[answer.tokens[-1], *draft]]))
     chosen = [answer.sampler.choose(logits[:, i], answer.tokens + draft[:i]) for i in range(len(draft) + 1)]
-    return token_ids(chosen, cache.arrays())
+    return token_ids(chosen)

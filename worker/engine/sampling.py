@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -104,8 +103,6 @@ class Sampler:
         return logits
 
 
-def token_ids(chosen: list[mx.array], also: Sequence[mx.array] = ()) -> list[int]:
-    """Evaluate what samplers chose, (1,) each, together with other arrays of the step."""
-    tokens = mx.concatenate(chosen)
-    mx.eval(tokens, *also)
-    return [int(token) for token in np.array(tokens)]
+def token_ids(chosen: list[mx.array]) -> list[int]:
+    """Evaluate what samplers chose, (1,) each; with it all that their step wrote into a cache."""
+    return [int(token) for token in np.array(mx.concatenate(chosen))]

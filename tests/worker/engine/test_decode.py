@@ -1,12 +1,16 @@
 """How an answer ends, what is said while it is made, and that drafts change nothing of it."""
 
+import mlx.core as mx
 import pytest
 
 from tests.worker.engine.conftest import BOOK
 from tests.worker.engine.near_ties import num_near_ties, recording
+from tests.worker.engine.tiny import load_tiny
 from worker.engine.answer import is_loop
+from worker.engine.decode import forward
 from worker.engine.engine import Document, Engine, EngineError, Request, Sampling
 from worker.engine.report import Silent
+from worker.engine.sampling import token_ids
 from worker.engine.speculate import DraftPolicy
 
 NOTE = [Document("n", "The lighthouse was built in 1871 by the harbour board.")]
@@ -35,6 +39,18 @@ def test_the_limit_ends_an_answer(engine):
     output = engine.generate(NOTE, "Write a long poem.", Sampling(5), Silent())
     assert output.finish_reason == "length"
     assert output.usage.output_tokens == 5
+
+
+@pytest.mark.parametrize("window", [None, 48])
+def test_reading_a_token_evaluates_all_that_its_step_wrote(tmp_path, smollm2, window):
+    """Were a layer's keys left to be computed, each step would add to what is kept for that."""
+    model = load_tiny(tmp_path, smollm2, "mistral" if window else "llama")
+    cache = model.new_cache()
+    held = []
+    for token in range(3, 43):
+        token_ids([mx.argmax(forward(model, cache, mx.array([[token]]))[:, -1], axis=-1)])
+        held.append(mx.get_active_memory())
+    assert held[-1] <= held[9]
 
 
 def test_all_refusals_come_before_any_work(engine):
