@@ -8,8 +8,7 @@ other backend they are canonical (kernels/formats.py). Both have the same shape 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any
+from functools import lru_cache, partial
 
 import mlx.core as mx
 
@@ -34,8 +33,8 @@ def decode_attention(q: mx.array, view: CacheView, scale: float, sinks: mx.array
     _, num_kv_heads, num_tail, _ = view.tail_k.shape
     logits = None if sinks is None else sinks.dtype
     shape = (*q.shape, num_kv_heads, num_sinks, num_tail, num_blocks)
-    both = _plan(shape, view.format, dtype, scale, view.window or 0, lengths is not None, logits)
-    inputs = [both.numbers, q, view.tail_k.astype(dtype), view.tail_v.astype(dtype)]
+    launches = _launches(shape, view.format, dtype, scale, view.window or 0, lengths is not None, logits)
+    inputs = [launches.numbers, q, view.tail_k.astype(dtype), view.tail_v.astype(dtype)]
     if num_sinks:
         inputs += [view.sinks_k.astype(dtype), view.sinks_v.astype(dtype)]
     if num_blocks:
@@ -43,28 +42,23 @@ def decode_attention(q: mx.array, view: CacheView, scale: float, sinks: mx.array
     if lengths is not None:
         inputs.append(lengths.astype(mx.int32))
     more = [] if sinks is None else [sinks]
-    if both.combine is None:
-        inputs += [launch.counters(both.num_groups), *more]
-    made = both.split(inputs=inputs, **both.split_arguments)
-    if both.combine is not None:
-        made = both.combine(inputs=made + more, **both.combine_arguments)
-    return made[-1]
+    if launches.combine is None:
+        return launches.split(inputs=[*inputs, launch.counters(launches.num_groups), *more])[-1]
+    return launches.combine(inputs=launches.split(inputs=inputs) + more)[0]
 
 
 @dataclass(frozen=True)
-class _Plan:
-    """The launches of one call shape. combine: None where the first one merges its partials."""
+class _Launches:
+    """Of one call shape, all but their inputs. combine: None where the first one merges its partials."""
 
     numbers: mx.array
     num_groups: int
     split: launch.Kernel
-    split_arguments: dict[str, Any]
     combine: launch.Kernel | None
-    combine_arguments: dict[str, Any]
 
 
 @lru_cache(maxsize=4096)
-def _plan(
+def _launches(
     shape: tuple[int, ...],
     format: Format,
     dtype: mx.Dtype,
@@ -72,7 +66,7 @@ def _plan(
     window: int,
     has_lengths: bool,
     logits: mx.Dtype | None,
-) -> _Plan:
+) -> _Launches:
     """All layers of a model share it for a token, which keeps the host's part of a call short."""
     batch, num_q_heads, num_queries, head_dim, num_kv_heads, num_sinks, num_tail, num_blocks = shape
     on = device()
@@ -81,27 +75,28 @@ def _plan(
     build = plan.Simple() if dtype == mx.float32 else plan.build_for(TileLayout(head_dim, format), rows, on)
     cut = plan.cut(build, on, batch, num_kv_heads, group * num_queries, num_sinks, num_tail, num_blocks)
     partials = (num_kv_heads, cut.partials, batch, group, num_queries)
-    out = [shape[:4]] if build.merges else []
-    return _Plan(
-        numbers=launch.numbers(cut.shape),
-        num_groups=num_kv_heads * cut.row_groups,
-        split=launch.split_kernel(
+    shapes, dtypes = [(*partials, head_dim), partials], [mx.float32, mx.float32]
+    if build.merges:
+        shapes, dtypes = [*shapes, shape[:4]], [*dtypes, dtype]
+    split = partial(
+        launch.split_kernel(
             head_dim, format, dtype, build, scale, window, num_sinks > 0, num_blocks > 0, has_lengths, logits
         ),
-        split_arguments={
-            "grid": (cut.num_ctas * build.threads, 1, 1),
-            "threadgroup": (build.threads, 1, 1),
-            "output_shapes": [(*partials, head_dim), partials, *out],
-            "output_dtypes": [mx.float32, mx.float32, *(dtype for _ in out)],
-        },
-        combine=None if build.merges else launch.combine_kernel(head_dim, format, dtype, logits),
-        combine_arguments={
-            "grid": (rows * launch.COMBINE_THREADS, num_kv_heads, 1),
-            "threadgroup": (launch.COMBINE_THREADS, 1, 1),
-            "output_shapes": [shape[:4]],
-            "output_dtypes": [dtype],
-        },
+        grid=(cut.num_ctas * build.threads, 1, 1),
+        threadgroup=(build.threads, 1, 1),
+        output_shapes=shapes,
+        output_dtypes=dtypes,
     )
+    combine = None
+    if not build.merges:
+        combine = partial(
+            launch.combine_kernel(head_dim, format, dtype, logits),
+            grid=(rows * launch.COMBINE_THREADS, num_kv_heads, 1),
+            threadgroup=(launch.COMBINE_THREADS, 1, 1),
+            output_shapes=[shape[:4]],
+            output_dtypes=[dtype],
+        )
+    return _Launches(launch.numbers(cut.shape), num_kv_heads * cut.row_groups, split, combine)
 
 
 def encode(k: mx.array, v: mx.array, format: Format = "int4c") -> mx.array:

@@ -87,7 +87,8 @@ class _Group:
 
 
 def _join(parts: list[nn.Module]) -> None:
-    if len(parts) < 2 or len({_form(part) for part in parts}) > 1 or _form(parts[0]) is None:
+    forms = {_form(part) for part in parts}
+    if len(parts) < 2 or len(forms) > 1 or None in forms:
         return
     ends = list(accumulate(part.weight.shape[0] for part in parts))
     whole = copy.copy(parts[0])
