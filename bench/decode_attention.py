@@ -18,7 +18,6 @@ import argparse
 import json
 import os
 import platform
-import re
 import statistics
 import sys
 import time
@@ -35,6 +34,7 @@ from mlx_lm.models.base import quantized_scaled_dot_product_attention
 
 import kernels
 from bench import attention_plot
+from bench.kernel_times import kernel_times, profiler
 from bench.machine import ROOT, command, commit, result_path
 from kernels import BLOCK_TOKENS, FORMATS, CacheView, Format, TileLayout, cuda, reference
 
@@ -82,18 +82,22 @@ def cases(tokens: list[int]) -> list[Case]:
     return rows
 
 
+def random_tiles(num_kv_heads: int, head_dim: int, num_blocks: int, format: Format = "int4c") -> mx.array:
+    """Random codes: one stretch of 8 blocks repeated, which no kernel can tell."""
+    few = min(8, num_blocks)
+    k, v = (mx.random.normal((num_kv_heads, few * BLOCK_TOKENS, head_dim)).astype(DTYPE) for _ in "kv")
+    tiles = kernels.encode(k, v, format)
+    return mx.contiguous(mx.concatenate([tiles] * -(-num_blocks // few))[:num_blocks])
+
+
 def make_view(case: Case) -> CacheView:
-    """A cache of random codes: one stretch of 8 blocks repeated, which no kernel can tell."""
+    """A cache of random numbers."""
     num_blocks = (case.num_tokens - NUM_SINKS - NUM_TAIL) // BLOCK_TOKENS
 
     def dense(*shape: int) -> mx.array:
         return mx.random.normal((*shape, case.head_dim)).astype(DTYPE)
 
-    few = min(8, num_blocks)
-    k = dense(case.num_kv_heads, few * BLOCK_TOKENS)
-    v = dense(case.num_kv_heads, few * BLOCK_TOKENS)
-    tiles = kernels.encode(k, v, case.format)
-    tiles = mx.contiguous(mx.concatenate([tiles] * -(-num_blocks // few))[:num_blocks])
+    tiles = random_tiles(case.num_kv_heads, case.head_dim, num_blocks, case.format)
     sinks, tail = (case.num_kv_heads, NUM_SINKS), (case.batch, case.num_kv_heads, NUM_TAIL)
     view = CacheView(
         dense(*sinks), dense(*sinks), tiles, num_blocks, dense(*tail), dense(*tail), format=case.format
@@ -129,21 +133,11 @@ class Clock:
 
     def __init__(self, limit_s: float) -> None:
         self.limit_s = limit_s
-        self.torch: Any = None
         self.kernels: dict[str, float] = {}  # of the last measurement, ms per call by kernel
-        if ON_CUDA:
-            try:
-                import torch
-                import torch.profiler
-
-                torch.zeros(1, device="cuda")
-                self.torch = torch
-            except ImportError:
-                pass
 
     @property
     def name(self) -> str:
-        return "CUPTI through PyTorch's profiler" if self.torch else "wall time"
+        return "CUPTI through PyTorch's profiler" if profiler() else "wall time"
 
     def __call__(self, step: Step, q: mx.array) -> tuple[float, float]:
         """(kernel ms or wall ms, wall ms) of one call, medians."""
@@ -162,19 +156,12 @@ class Clock:
         calls = max(1, min(CALLS, int(self.limit_s * 200 / once)))
         wall = statistics.median(chain(calls) for _ in range(5 if once * calls < 500 else 1))
         few = min(calls, 40)
-        return (self._kernels(lambda: chain(few), few) if self.torch else wall), wall
+        return (self._kernels(lambda: chain(few), few) if profiler() else wall), wall
 
     def _kernels(self, run: Callable[[], Any], calls: int) -> float:
-        profiler = self.torch.profiler
-        with profiler.profile(activities=[profiler.ProfilerActivity.CUDA], acc_events=True) as profile:
-            run()
-            self.torch.cuda.synchronize()
-        by_name: dict[str, list[float]] = {}
-        for event in profile.events():
-            if event.device_type == self.torch.autograd.DeviceType.CUDA and not event.name.startswith("Mem"):
-                by_name.setdefault(short_name(event.name), []).append(event.device_time)
+        times = kernel_times(run)
         # Medians, so that a call beside a clock change does not count.
-        self.kernels = {n: statistics.median(t) * len(t) / calls / 1e3 for n, t in by_name.items()}
+        self.kernels = {n: statistics.median(t) * len(t) / calls / 1e3 for n, t in times.items()}
         return sum(self.kernels.values())
 
 
@@ -194,12 +181,6 @@ def read_bandwidth(clock: Clock, num_tokens: int) -> float:
     ms, _ = clock(lambda i, x: ours(x, views[i % 2], 0.1), q)
     mx.clear_cache()
     return case.tile_bytes / ms * 1e3
-
-
-def short_name(name: str) -> str:
-    """A kernel's name without namespaces and arguments; of ours, what it does."""
-    own = re.search(r"longleaf_([a-z]+)", name)
-    return own[1] if own else re.sub(r"^(void )?(\w+::)*|[<(].*", "", name)
 
 
 def measure(case: Case, clock: Clock, bandwidth: float, memory: float, kernels_only: bool) -> dict[str, Any]:

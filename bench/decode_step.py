@@ -17,26 +17,23 @@ import json
 import platform
 import statistics
 import time
-from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from bench.decode_attention import device_name, short_name
+from bench.decode_attention import device_name, random_tiles
 from bench.engine import DTYPE, ON_GPU, Peer, take_apart
+from bench.kernel_times import kernel_times, profiler
 from bench.machine import ROOT, command, commit, result_path
 from bench.random_models import SHAPES, make_module
-from kernels import BLOCK_TOKENS, encode
 from worker.engine import attention
 from worker.engine.decode import forward
-from worker.engine.kv_cache import KVCache, whole_blocks
+from worker.engine.kv_cache import SINK_TOKENS, KVCache, whole_blocks
 from worker.engine.products import join_products
 from worker.engine.shapes import layer_shapes
 from worker.engine.walk import walk
@@ -46,84 +43,62 @@ WARM_UP = 12
 PROFILED = 8
 
 
-@dataclass(frozen=True)
-class Steps:
-    """What to repeat. take: the token (1,) → the next one."""
-
-    take: Callable[[mx.array], mx.array]
-
-    def run(self, num_steps: int) -> list[tuple[float, float, float]]:
-        """Seconds of build, evaluation and wait of each step."""
-        token, times = mx.array([1]), []
-        for _ in range(num_steps):
-            start = time.perf_counter()
-            following = self.take(token)
-            built = time.perf_counter()
-            mx.async_eval(following)
-            asked = time.perf_counter()
-            int(np.array(token)[0])
-            times.append((built - start, asked - built, time.perf_counter() - asked))
-            token = following
-        mx.eval(token)
-        return times
+Step = Callable[[mx.array], mx.array]
+"""The token (1,) → the next one."""
 
 
-def ours(module: nn.Module, config: dict[str, Any], num_tokens: int) -> Steps:
-    """Steps of the engine's cache: sinks, blocks and a short tail."""
-    parts = walk(module, config["model_type"])
+def run(step: Step, num_steps: int) -> list[tuple[float, float, float]]:
+    """Seconds of build, evaluation and wait of each step."""
+    token, times = mx.array([1]), []
+    for _ in range(num_steps):
+        start = time.perf_counter()
+        following = step(token)
+        built = time.perf_counter()
+        mx.async_eval(following)
+        asked = time.perf_counter()
+        int(np.array(token)[0])
+        times.append((built - start, asked - built, time.perf_counter() - asked))
+        token = following
+    mx.eval(token)
+    return times
+
+
+def ours(module: nn.Module, config: dict[str, Any], num_tokens: int) -> Step:
+    """A step over the engine's cache: sinks, blocks and a short tail."""
+    model: Any = walk(module, config["model_type"])
     if ON_GPU:
-        join_products(parts.modules)
+        join_products(model.modules)
     cache = KVCache(layer_shapes(config), DTYPE)
-    num_blocks, few = whole_blocks(num_tokens - TAIL_TOKENS), 8
+    num_blocks = whole_blocks(num_tokens - TAIL_TOKENS)
     for layer in cache.compressed:
         heads, dim = layer.shape.num_kv_heads, layer.shape.head_dim
-        x = mx.random.normal((heads, few * BLOCK_TOKENS, dim)).astype(DTYPE)
-        tiles = mx.concatenate([encode(x, x)] * (num_blocks // few + 1))[:num_blocks]
-        sinks = mx.random.normal((heads, 64, dim)).astype(DTYPE)
-        layer.set_prefix(sinks, sinks, mx.contiguous(tiles), num_blocks)
+        sinks = mx.random.normal((heads, SINK_TOKENS, dim)).astype(DTYPE)
+        layer.set_prefix(sinks, sinks, random_tiles(heads, dim, num_blocks, layer.shape.format), num_blocks)
         tail = mx.random.normal((1, heads, TAIL_TOKENS, dim)).astype(DTYPE)
         layer.update_and_fetch(tail, tail)
         mx.eval(layer.arrays())
-    model: Any = SimpleNamespace(**vars(parts))
-
-    def take(token: mx.array) -> mx.array:
-        return mx.argmax(forward(model, cache, token[:, None])[:, -1], axis=-1)
-
-    return Steps(take)
+    return lambda token: mx.argmax(forward(model, cache, token[:, None])[:, -1], axis=-1)
 
 
-def theirs(module: nn.Module, config: dict[str, Any], num_tokens: int) -> Steps:
-    """Steps of mlx_lm's cache of 16-bit keys and values."""
+def theirs(module: nn.Module, config: dict[str, Any], num_tokens: int) -> Step:
+    """A step over mlx_lm's cache of 16-bit keys and values."""
     take_apart(module)
     cache = Peer(module, None).random_cache(num_tokens, config)
-    return Steps(lambda token: mx.argmax(module(token[:, None], cache=cache)[:, -1], axis=-1))
+    return lambda token: mx.argmax(module(token[:, None], cache=cache)[:, -1], axis=-1)
 
 
-def kernels_of(steps: Steps) -> dict[str, dict[str, float]] | None:
+def kernels_of(step: Step) -> dict[str, dict[str, float]] | None:
     """Microseconds and launches in a step of each kernel; None where nothing can tell."""
-    if not mx.cuda.is_available():
+    if profiler() is None:
         return None
-    try:
-        from torch import cuda, zeros
-        from torch.autograd import DeviceType
-        from torch.profiler import ProfilerActivity, profile
-    except ImportError:
-        return None
-    zeros(1, device="cuda")
-    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiled:
-        steps.run(PROFILED)
-        cuda.synchronize()
-    by_name: dict[str, list[float]] = defaultdict(list)
-    for event in profiled.events():
-        if event.device_type == DeviceType.CUDA:
-            by_name[short_name(event.name)].append(event.device_time)
-    largest = sorted(by_name.items(), key=lambda item: -sum(item[1]))
+    times = kernel_times(lambda: run(step, PROFILED))
+    largest = sorted(times.items(), key=lambda item: -sum(item[1]))
     return {name: {"us": sum(t) / PROFILED, "launches": len(t) / PROFILED} for name, t in largest}
 
 
-def measure(steps: Steps, num_steps: int) -> dict[str, Any]:
-    steps.run(WARM_UP)
-    times = steps.run(num_steps)
+def measure(step: Step, num_steps: int) -> dict[str, Any]:
+    run(step, WARM_UP)
+    times = run(step, num_steps)
     build, evaluation, wait = (statistics.mean(part) * 1e3 for part in zip(*times, strict=True))
     return {
         "step_ms": build + evaluation + wait,
@@ -131,7 +106,7 @@ def measure(steps: Steps, num_steps: int) -> dict[str, Any]:
         "build_ms": build,
         "eval_ms": evaluation,
         "wait_ms": wait,
-        "kernels": kernels_of(steps),
+        "kernels": kernels_of(step),
     }
 
 
@@ -155,15 +130,15 @@ def main() -> None:
     )
     for num_tokens in args.tokens:
         for mode, make in (("ours", ours), ("mlx_lm", theirs)):
-            steps = make(module, config, num_tokens)
+            step = make(module, config, num_tokens)
             mx.clear_cache()
-            row = {"num_tokens": num_tokens, "mode": mode, **measure(steps, args.steps)}
+            row = {"num_tokens": num_tokens, "mode": mode, **measure(step, args.steps)}
             rows.append(row)
             parts = "".join(f"{row[name]:10.3f}" for name in ("step_ms", "build_ms", "eval_ms", "wait_ms"))
             print(f"{num_tokens:>8} {mode:7}{parts}", flush=True)
             for name, kernel in list((row["kernels"] or {}).items())[:12]:
                 print(f"{'':16}{kernel['us']:10.1f} us {kernel['launches']:6.1f}  {name}", flush=True)
-            del steps
+            del step
             mx.clear_cache()
     result = {
         "bench": "decode_step",
