@@ -15,7 +15,7 @@ from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
 from api.addresses import Network, is_loopback
-from jobs.settings import DEFAULT_PORT, RedisUrl, SettingsError, SharedSettings, default_model, load
+from jobs.settings import DEFAULT_PORT, ModelId, RedisUrl, SettingsError, SharedSettings, default_model, load
 
 __all__ = ["Settings", "SettingsError", "load_settings"]
 
@@ -29,12 +29,6 @@ def _bytes(value: object) -> object:
     if match is None or match[2].lower() not in _UNITS:
         raise ValueError("a size is a number of bytes, optionally with KB, MB, GB, KiB, MiB or GiB")
     return int(float(match[1]) * _UNITS[match[2].lower()])
-
-
-def _model_id(value: str) -> str:
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?", value):
-        raise ValueError("a model id is NAME or OWNER/NAME, of letters, digits, '.', '_' and '-'")
-    return value
 
 
 def _database_url(value: str) -> str:
@@ -61,7 +55,7 @@ Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class Settings(SharedSettings):
-    model: Annotated[str, AfterValidator(_model_id)] = Field(default_factory=default_model)
+    model: ModelId = Field(default_factory=default_model)
     """The model of jobs that name none."""
     host: str = "127.0.0.1"
     port: int = Field(default=DEFAULT_PORT, ge=0, le=65535)

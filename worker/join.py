@@ -11,12 +11,13 @@ import subprocess
 import sys
 
 import httpx
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, ValidationError
 from redis import Redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from jobs import PROTOCOL, VERSION
+from jobs.settings import ModelId
 from worker.redis_server import CannotStart, shown, wait_for_redis
 from worker.settings import Settings
 from worker.stop import StopRequest
@@ -34,8 +35,7 @@ class Welcome(BaseModel):
 
     version: str
     protocol: int
-    model: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*(?:/[A-Za-z0-9][A-Za-z0-9._-]*)?$")
-    """An id: it becomes a word of a command and the name of a folder."""
+    model: ModelId
     mark: str
     """A key that the API has just left in its Redis."""
 
