@@ -224,7 +224,7 @@ def write_model_folder(root: Path, model: str = MODEL, context: int = CONTEXT) -
     return folder
 
 
-def make_settings(folder: Path, empty_database: Path, redis_url: str) -> Settings:
+def make_settings(folder: Path, empty_database: Path, redis_url: str, **changes: Any) -> Settings:
     data = folder / "data"
     data.mkdir()
     shutil.copy(empty_database, data / "longleaf.db")
@@ -237,7 +237,7 @@ def make_settings(folder: Path, empty_database: Path, redis_url: str) -> Setting
         redis_url=redis_url,
         max_upload_bytes=200_000,
         reconcile_s=0.05,
-    )
+    ).model_copy(update=changes)
 
 
 def eventually(check: Callable[[], Any], limit_s: float = 10.0) -> Any:

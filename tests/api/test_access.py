@@ -57,8 +57,8 @@ class Locked:
 def locked(
     tmp_path_factory: pytest.TempPathFactory, empty_database: Path, redis_server: str
 ) -> Iterator[Locked]:
-    settings = make_settings(tmp_path_factory.mktemp("locked"), empty_database, redis_server)
-    with running(settings.model_copy(update={"require_key": True})) as api:
+    folder = tmp_path_factory.mktemp("locked")
+    with running(make_settings(folder, empty_database, redis_server, require_key=True)) as api:
         keys = api.services.keys
         made = {name: keys.create(name, SCOPES, "")[1] for name in ("ours", "theirs", "revoked")}
         keys.revoke(next(row.id for row, tenant in keys.rows() if tenant == "revoked"))

@@ -125,8 +125,8 @@ class Matrix:
 def matrix(
     tmp_path_factory: pytest.TempPathFactory, empty_database: Path, redis_server: str
 ) -> Iterator[Matrix]:
-    settings = make_settings(tmp_path_factory.mktemp("matrix"), empty_database, redis_server)
-    with running(settings.model_copy(update={"require_key": True})) as api:
+    folder = tmp_path_factory.mktemp("matrix")
+    with running(make_settings(folder, empty_database, redis_server, require_key=True)) as api:
         yield Matrix(api)
 
 

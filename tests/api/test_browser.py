@@ -59,8 +59,8 @@ def test_this_machine_has_several_names(shared_api: Api, host: str) -> None:
 def test_a_name_may_be_allowed_and_a_key_needs_no_name(
     tmp_path: Path, empty_database: Path, redis_url: str
 ) -> None:
-    settings = make_settings(tmp_path, empty_database, redis_url)
-    with running(settings.model_copy(update={"allowed_hosts": ["leaf.home"]})) as api:
+    settings = make_settings(tmp_path, empty_database, redis_url, allowed_hosts=["leaf.home"])
+    with running(settings) as api:
         assert api.http.get("/v1/documents", headers={"Host": "leaf.home"}).status_code == 200
         other = {"Host": "other.home", "Origin": ELSEWHERE}
         assert api.http.get("/v1/documents", headers=other).status_code == 403

@@ -158,7 +158,7 @@ def test_a_database_that_is_killed_and_started_again_loses_no_job(
     with start_postgres() as server:
         url = server.new_database()
         upgrade(make_url(url))
-        settings = make_settings(tmp_path, empty_database, redis_url).model_copy(update={"database_url": url})
+        settings = make_settings(tmp_path, empty_database, redis_url, database_url=url)
         found = Hosts(settings, second_of(settings))
         try:
             job = str(found.second.submit()["id"])

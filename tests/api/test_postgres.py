@@ -224,7 +224,7 @@ def test_an_id_with_a_nul_is_refused_and_nothing_of_it_is_logged(
     tmp_path: Path, empty_database: Path, redis_url: str, postgres: Postgres, caplog: pytest.LogCaptureFixture
 ) -> None:
     url = postgres.new_database()
-    settings = make_settings(tmp_path, empty_database, redis_url).model_copy(update={"database_url": url})
+    settings = make_settings(tmp_path, empty_database, redis_url, database_url=url)
     with running(settings) as api:
         for method, path in (
             ("GET", "jobs/se%00cret"),

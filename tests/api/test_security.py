@@ -28,9 +28,9 @@ ROOT = Path(__file__).parents[2]
 def locked(
     tmp_path_factory: pytest.TempPathFactory, empty_database: Path, redis_server: str
 ) -> Iterator[Api]:
-    settings = make_settings(tmp_path_factory.mktemp("locked"), empty_database, redis_server)
+    folder = tmp_path_factory.mktemp("locked")
     changes = {"require_key": True, "extract_wall_s": 20.0, "extract_memory_bytes": 2**30}
-    with running(settings.model_copy(update=changes)) as api:
+    with running(make_settings(folder, empty_database, redis_server, **changes)) as api:
         key = api.services.keys.create("ours", ["submit", "read"], "")[1]
         api.http.headers["Authorization"] = f"Bearer {key}"
         yield api

@@ -46,8 +46,8 @@ class Small:
 def small(
     tmp_path_factory: pytest.TempPathFactory, empty_database: Path, redis_server: str
 ) -> Iterator[Small]:
-    settings = make_settings(tmp_path_factory.mktemp("small"), empty_database, redis_server)
-    with running(settings.model_copy(update={"require_key": True})) as api:
+    folder = tmp_path_factory.mktemp("small")
+    with running(make_settings(folder, empty_database, redis_server, require_key=True)) as api:
         yield Small(api)
 
 

@@ -60,8 +60,8 @@ def url(server: Any, path: str = "/hook?a=1") -> str:
 @pytest.fixture
 def api(tmp_path: Path, empty_database: Path, redis_url: str) -> Iterator[Api]:
     """Callbacks to this machine are allowed, and sent by the test alone but for one pass at the start."""
-    settings = make_settings(tmp_path, empty_database, redis_url)
-    with running(settings.model_copy(update={"callback_networks": HERE, "reconcile_s": 3600.0})) as made:
+    settings = make_settings(tmp_path, empty_database, redis_url, callback_networks=HERE, reconcile_s=3600.0)
+    with running(settings) as made:
         yield made
 
 
@@ -157,8 +157,8 @@ def test_an_overlap_out_of_bounds_changes_nothing(api: Api, body: dict[str, int]
 def test_a_message_is_sent_while_the_service_runs(
     tmp_path: Path, empty_database: Path, redis_url: str, kind: EventType
 ) -> None:
-    settings = make_settings(tmp_path, empty_database, redis_url)
-    with receiver(200) as server, running(settings.model_copy(update={"callback_networks": HERE})) as api:
+    settings = make_settings(tmp_path, empty_database, redis_url, callback_networks=HERE)
+    with receiver(200) as server, running(settings) as api:
         ended(api, url(server), kind)
         eventually(lambda: server.got)
         assert json.loads(server.got[0][2])["type"] == kind
