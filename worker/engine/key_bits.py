@@ -59,11 +59,13 @@ class _ComparingLayer(ExactLayer):
     def attend(self, q: mx.array, scale: float, sinks: mx.array | None = None) -> mx.array:
         out = super().attend(q, scale, sinks)
         end = SINK_TOKENS + _NUM_BLOCKS * BLOCK_TOKENS
-        coded = encode(self.keys[0, :, SINK_TOKENS:end], self.values[0, :, SINK_TOKENS:end])
+        held = self.held()
+        middle_k, middle_v = (x[0, :, SINK_TOKENS:end] for x in held)
+        coded = encode(middle_k, middle_v)
         blocks = decode(coded, q.shape[-1], q.dtype)
         k, v = (
             mx.concatenate([x[:, :, :SINK_TOKENS], block[None], x[:, :, end:]], axis=2)
-            for x, block in zip((self.keys, self.values), blocks, strict=True)
+            for x, block in zip(held, blocks, strict=True)
         )
         exact = out[:, :, -_NUM_QUERIES:].astype(mx.float32)
         off = attend_dense(q[:, :, -_NUM_QUERIES:], k, v, scale, sinks).astype(mx.float32) - exact

@@ -141,7 +141,7 @@ def _exact(compressed: CompressedLayer, start: int, end: int) -> ExactLayer:
 
 def _compress(exact: ExactLayer, compressed: CompressedLayer, start: int, num_spare: int) -> None:
     """Encode what the exact layer holds beyond `start` and hand it to the compressed one."""
-    k, v = exact.keys[0], exact.values[0]  # (H, T, D)
+    k, v = (x[0] for x in exact.held())  # (H, T, D)
     first = max(start, SINK_TOKENS)
     tiles = encode(k[:, first:], v[:, first:], compressed.shape.format)
     sinks = k[:, :SINK_TOKENS], v[:, :SINK_TOKENS]

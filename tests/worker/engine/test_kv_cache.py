@@ -173,8 +173,10 @@ def test_blocks_begin_behind_the_sinks(num_tokens, num_blocks):
     assert blocks_end(num_blocks) <= num_tokens
 
 
-def test_an_exact_layer_attends_to_all_so_far_and_never_moves_its_buffer():
+@pytest.mark.parametrize("by_token", [True, False])
+def test_an_exact_layer_attends_to_all_so_far_and_never_moves_its_buffer(monkeypatch, by_token):
     """A slice that outlived its step would make each update copy what may be a whole document."""
+    monkeypatch.setattr(ExactLayer, "by_token", by_token)
     layer = ExactLayer(300, SHAPE, mx.float32)
     k, v = tokens(300)
     q, places = mx.random.normal((1, 3 * HEADS, 300, DIM)), set()
@@ -182,11 +184,12 @@ def test_an_exact_layer_attends_to_all_so_far_and_never_moves_its_buffer():
     for a in range(0, 300, 100):
         handle, _ = layer.update_and_fetch(k[:, :, a : a + 100], v[:, :, a : a + 100])
         out = handle.owner.attend(q[:, :, a : a + 100], 0.125, None)
-        mx.eval(out, layer.keys, layer.values)
+        mx.eval(out, layer.arrays())
         assert mx.allclose(out, expected[:, :, a : a + 100], atol=1e-5)
-        places.add(np.array(layer.keys, copy=False).ctypes.data)
+        places.add(np.array(layer.arrays()[0], copy=False).ctypes.data)
     assert layer.offset == 300
     assert len(places) == 1
+    assert all(mx.array_equal(held, given) for held, given in zip(layer.held(), (k, v), strict=True))
 
 
 @pytest.mark.parametrize("layer", [ExactLayer(40, SHAPE, mx.float32), CompressedLayer(SHAPE, mx.float32)])
