@@ -17,6 +17,7 @@ from kernels import TileLayout
 from worker.engine import attention
 from worker.engine.architectures import VERIFIED_ARCHITECTURES, refusal
 from worker.engine.errors import EngineError
+from worker.engine.experts import state_row_strides
 from worker.engine.fingerprint import fingerprint
 from worker.engine.key_bits import describe, fewest_bits
 from worker.engine.kv_cache import KVCache
@@ -111,6 +112,7 @@ def load(folder: Path, model_id: str, memory_bytes: int | None = None) -> Model:
     parts = walk(module, architecture)
     if not on_cpu:
         join_products(parts.modules)
+        state_row_strides(parts.modules)
     if architecture in KEY_BITS_MEASURED:
         shapes = fewest_bits(parts, shapes, tokenizer)
     full = [shape for shape in shapes if shape.window is None and shape.source is None]
