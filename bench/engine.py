@@ -318,7 +318,8 @@ def main() -> None:
         start = time.perf_counter()
         module = make_module(config, DTYPE)
         print(f"{name}: made in {time.perf_counter() - start:.0f} s", flush=True)
-        measure(module, config, 1024, "ours", 4, True)  # whatever is compiled at first use
+        for mode in args.modes:
+            measure(module, config, 1024, mode, 4, True)  # whatever is compiled at first use
         growth = dict.fromkeys(MODES, 0.0)  # seconds per squared token, of the last prefill
         for num_tokens in args.tokens:
             for mode in args.modes:
