@@ -7,13 +7,14 @@ on them. Modes: `ours`; `mlx_lm_fp16`, mlx_lm's generation as it is; `mlx_lm_kv4
 from the first token. prefill_tokens_s: prompt tokens by the seconds to the first token. decode_tokens_s:
 the tokens that follow by the seconds they took together; median_pace_tokens_s: by the median of each one's
 seconds. peak_bytes: of prefill and decode together, weights included, where planned_bytes is what the
-planner predicts. A prefill that would pass --limit-s if time grew with the square of the length before it,
-or that MLX has no product for, is left out, and decode runs over a cache of random numbers. On CUDA, MLX
-has products for a quantised cache only where its buffers are full, so the token that fills them is decoded
-again and again (decode_repeated). Ours also saves the prefix, restores it and compares the next token's
-logits with those of the cache that was saved; encode_share is what encoding all layers takes of the seconds
-to the first token. Prints a table and one JSON line; the line is kept in
-bench/results/engine.<device>.json.
+planner predicts. A prefill that would pass --limit-s if time grew with the square of the length before it is
+left out, and decode runs over a cache of random numbers. So is every one of a mode in which MLX had no
+product for one (refused): it may work for minutes before it comes to that. On CUDA, MLX has products for a
+quantised cache only where its buffers are full, so the token that fills them is decoded again and again
+(decode_repeated). Ours also saves the prefix, restores it and compares the next token's logits with those of
+the cache that was saved; encode_share is what encoding all layers takes of the seconds to the first token.
+Prints a table and one JSON line; the line is kept in bench/results/engine.<device>.json. Rows may be measured
+one by one: those of one `run` (when it began) stood side by side, and others stay until measured again.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from importlib import metadata
+from math import inf
 from pathlib import Path
 from re import fullmatch
 from typing import Any
@@ -287,7 +290,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "bench" / "results")
     args = parser.parse_args()
     attention.install()
-    device = device_name()
+    device, began = device_name(), datetime.now(UTC).isoformat(timespec="seconds")
     result: dict[str, Any] = {
         "bench": "engine",
         "machine": {"device": device, "system": platform.platform()},
@@ -295,19 +298,15 @@ def main() -> None:
             "python": platform.python_version(),
             **{name: metadata.version(name) for name in ("mlx", "mlx-lm")},
         },
-        "command": command("engine"),
         "environment": {
             name: value for name, value in os.environ.items() if fullmatch("MLX_.*(?<!_DIR)", name)
         },
-        "commit": args.commit,
         "rows": [],
     }
     path = result_path(args.out, "engine", device)
-    if path.exists():  # shapes may be measured one by one
+    if path.exists():
         kept = json.loads(path.read_text())
-        result["rows"] = [
-            {"commit": kept["commit"]} | row for row in kept["rows"] if row["shape"] not in args.shape
-        ]
+        result = kept | result | {"rows": kept["rows"]}  # notes too
     print(device)
     print(
         f"{'shape':14}{'tokens':>8} {'mode':12}{'prefill t/s':>12}{'decode t/s':>11}"
@@ -320,19 +319,31 @@ def main() -> None:
         print(f"{name}: made in {time.perf_counter() - start:.0f} s", flush=True)
         for mode in args.modes:
             measure(module, config, 1024, mode, 4, True)  # whatever is compiled at first use
-        growth = dict.fromkeys(MODES, 0.0)  # seconds per squared token, of the last prefill
+        growth = dict.fromkeys(MODES, 0.0)  # seconds per squared token, of the last prefill; inf if refused
         for num_tokens in args.tokens:
             for mode in args.modes:
                 short = growth[mode] * num_tokens**2 < args.limit_s
                 row = measure(module, config, num_tokens, mode, args.output_tokens, short)
                 if row["prefill_s"]:
                     growth[mode] = row["prefill_s"] / num_tokens**2
-                result["rows"].append({"commit": args.commit, "shape": name, **row})
+                elif short:
+                    growth[mode] = inf
+                label = {"run": began, "commit": args.commit, "command": command("engine")}
+                result["rows"] = merged(result["rows"], {**label, "shape": name, **row})
                 path.write_text(json.dumps(result, indent=1) + "\n")
                 print(cells(name, row), flush=True)
         del module
         mx.clear_cache()
     print(json.dumps(result))
+
+
+def merged(rows: list[Row], new: Row) -> list[Row]:
+    """The rows, sorted, with a new one in the place of the one that it repeats."""
+
+    def key(row: Row) -> tuple[str, int, int]:
+        return row["shape"], row["num_tokens"], MODES.index(row["mode"])
+
+    return sorted([*(row for row in rows if key(row) != key(new)), new], key=key)
 
 
 def cells(name: str, row: Row) -> str:
