@@ -102,9 +102,10 @@ class Peer:
     def random_cache(self, num_tokens: int, config: dict[str, Any]) -> list[Any]:
         """One token short of `num_tokens`."""
         cache = self._make_cache()
-        shape = (1, config["num_key_value_heads"], num_tokens - 1, config["head_dim"])
-        for i, layer in enumerate(cache):
-            k, v = (mx.random.normal(shape).astype(DTYPE) for _ in "kv")
+        shapes = [shape for shape in layer_shapes(config) if shape.source is None]
+        for i, (layer, shape) in enumerate(zip(cache, shapes, strict=True)):
+            size = (1, shape.num_kv_heads, num_tokens - 1, shape.head_dim)
+            k, v = (mx.random.normal(size).astype(DTYPE) for _ in "kv")
             layer.update_and_fetch(k, v)
             if self._kv_bits:
                 cache[i] = layer.to_quantized(group_size=64, bits=self._kv_bits)
@@ -214,12 +215,16 @@ def kv_bytes(cache: list[Any]) -> int:
 
 
 def encode_s(config: dict[str, Any], num_tokens: int) -> float:
-    """Seconds to encode so many tokens in every layer."""
-    shape = (config["num_key_value_heads"], num_tokens // BLOCK_TOKENS * BLOCK_TOKENS, config["head_dim"])
-    k = mx.random.normal(shape).astype(DTYPE)
-    mx.eval(k, encode(k[:, :BLOCK_TOKENS], k[:, :BLOCK_TOKENS]))
-    seconds = timed(lambda: mx.eval(encode(k, k)))
-    return int(config["num_hidden_layers"]) * seconds
+    """Seconds to encode so many tokens in every layer that has blocks."""
+    shapes = [s for s in layer_shapes(config) if s.source is None and s.window is None]
+    num_tokens -= num_tokens % BLOCK_TOKENS
+    seconds = 0.0
+    for shape in set(shapes):
+        k = mx.random.normal((shape.num_kv_heads, num_tokens, shape.head_dim)).astype(DTYPE)
+        mx.eval(k, encode(k[:, :BLOCK_TOKENS], k[:, :BLOCK_TOKENS], shape.format))
+        once = timed(lambda k=k, shape=shape: mx.eval(encode(k, k, shape.format)))
+        seconds += shapes.count(shape) * once
+    return seconds
 
 
 def timed(call: Callable[[], Any]) -> float:
@@ -251,20 +256,23 @@ def measure(
     else:
         take_apart(module)
         peer = Peer(module, 4 if mode == "mlx_lm_kv4" else None)
-        more["refused"], more["decode_repeated"] = None, False
-        if prefill:
-            try:
-                first_s, paces, size = peer.run(tokens, num_output)
-            except RuntimeError as error:
-                more["refused"], prefill = str(error), False
-                mx.clear_cache()
+        ways: dict[str, Callable[[], tuple[float | None, list[float], int]]] = {
+            "prefill": lambda: peer.run(tokens, num_output),
+            "alone": lambda: (None, *peer.decode_alone(num_tokens, config, num_output)),
+            "repeated": lambda: (None, *peer.decode_repeated(num_tokens, config, num_output)),
+        }
         if not prefill:
+            del ways["prefill"]
+        paces, size, refused, way = [], None, None, ""
+        for way in ways:
             try:
-                paces, size = peer.decode_alone(num_tokens, config, num_output)
+                first_s, paces, size = ways[way]()
+                break
             except RuntimeError as error:
-                more["refused"], more["decode_repeated"] = str(error), True
-                paces, size = peer.decode_repeated(num_tokens, config, num_output)
-        more["peak_bytes"] = mx.get_peak_memory() if prefill else None
+                refused = str(error)
+                mx.clear_cache()
+        more["refused"], more["decode_repeated"] = refused, way == "repeated" and bool(paces)
+        more["peak_bytes"] = mx.get_peak_memory() if first_s else None
     return {
         "num_tokens": num_tokens,
         "mode": mode,

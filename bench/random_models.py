@@ -76,6 +76,30 @@ SHAPES: dict[str, dict[str, Any]] = {
         "rope_scaling": LLAMA_3_ROPE,
         "tie_word_embeddings": False,
     },
+    "gemma-4-31b": _COMMON
+    | {
+        "model_type": "gemma4_text",
+        "hidden_size": 5376,
+        "num_hidden_layers": 60,
+        "intermediate_size": 21504,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 16,
+        "num_global_key_value_heads": 4,
+        "attention_k_eq_v": True,
+        "head_dim": 256,
+        "global_head_dim": 512,
+        "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 10,
+        "sliding_window": 1024,
+        "num_kv_shared_layers": 0,
+        "hidden_size_per_layer_input": 0,
+        "use_double_wide_mlp": False,
+        "enable_moe_block": False,
+        "final_logit_softcapping": 30.0,
+        "vocab_size": 262144,
+        "max_position_embeddings": 262144,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": True,
+    },
 }
 
 

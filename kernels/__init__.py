@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from kernels import cuda
+from kernels import cuda, slices
 from kernels.cache_view import CacheView
 from kernels.dispatch import backend, cpu_library, disable_native, reads_device_order
 from kernels.formats import BLOCK_TOKENS, FORMATS, Format, TileLayout
@@ -52,7 +52,8 @@ def decode_attention(q: mx.array, view: CacheView, scale: float, sinks: mx.array
 def prefill_attention(q: mx.array, k: mx.array, v: mx.array, scale: float) -> mx.array:
     """Causal attention of a sequence's newest tokens over dense keys and values, their own included.
 
-    The same inputs give the same bits, whatever the number of threads.
+    The same inputs give the same bits, whatever the number of threads. It is evaluated at once where MLX
+    would lay out more scores than `kernels.slices` has room for.
 
     Args:
         q: (1, num_q_heads, Sq, head_dim) after RoPE, any float dtype; query head h reads KV head
@@ -70,7 +71,7 @@ def prefill_attention(q: mx.array, k: mx.array, v: mx.array, scale: float) -> mx
     library = cpu_library()
     if library and library.takes(q, k, v):
         return library.prefill_attention(q, k, v, scale)
-    return mx.fast.scaled_dot_product_attention(q, k, v, scale=scale, mask="causal")
+    return slices.causal_attention(q, k, v, scale)
 
 
 def encode(k: mx.array, v: mx.array, format: Format = "int4c") -> mx.array:

@@ -24,8 +24,10 @@ WINDOW_SPARE_TOKENS = BLOCK_TOKENS + QUERY_TOKENS
 CHUNK_TOKENS, CPU_CHUNK_TOKENS = 2048, 256
 SUFFIX_TOKENS, OUTPUT_TOKENS = 512, 512
 """An instruction and an answer of usual length, where the caller knows no better."""
-_FUSED_HEAD_DIMS = (64, 80, 128)
-"""Head sizes of MLX's fused prefill attention on a GPU; for others it lays out all scores of a chunk."""
+FUSED_HEAD_DIMS = (64, 80, 128)
+"""Head sizes of MLX's fused prefill attention on a GPU; for others it lays out scores, a slice at a time."""
+SCORES_BYTES = 1 << 29
+"""Of a slice."""
 
 
 @dataclass(frozen=True)
@@ -107,11 +109,11 @@ def plan(
     layer_bytes = num_tokens * max(map(_num_kv, full)) * element
     activations_bytes = chunk * _widest_activation(config) * element
     scores_bytes = config["num_attention_heads"] * chunk * element
-    if not on_cpu and any(shape.head_dim not in _FUSED_HEAD_DIMS for shape in full):
-        activations_bytes += scores_bytes * num_tokens
-    elif windows := [shape.window for shape in own if shape.window]:
-        # A window needs a mask, for which the scores are laid out: raw, masked and as weights.
-        activations_bytes += 3 * scores_bytes * min(num_tokens, max(windows) + chunk)
+    # A window needs a mask, for which the scores are laid out: raw, masked and as weights.
+    scores = [scores_bytes * min(num_tokens, shape.window + chunk) for shape in own if shape.window]
+    if not on_cpu and any(shape.head_dim not in FUSED_HEAD_DIMS for shape in full):
+        scores.append(min(scores_bytes * num_tokens, SCORES_BYTES))
+    activations_bytes += 3 * max(scores, default=0)
     # Stage one: a chunk passes a layer, or the encoder copies the layer's keys and values.
     stage_one = hidden_bytes + layer_bytes + max(activations_bytes, layer_bytes)
     if on_cuda:

@@ -33,7 +33,7 @@ CHUNK_TOKENS = 2048
 """Tokens in one prefill step: the grain of progress and cancel."""
 CPU_CHUNK_TOKENS = 256
 """On a CPU larger chunks gain under 5 % (bench/prefill_attention.py) and leave a cancelled job waiting
-longer. Where MLX's attention stands in for ours they lose: it lays out all scores, masked ones too."""
+longer. Where MLX's attention stands in for ours they lose: it lays out scores, masked ones too."""
 
 DENSE_TOKENS = 512
 """On CUDA, tokens from which a layer's weights are made dense for the pass."""

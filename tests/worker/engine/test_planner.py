@@ -12,7 +12,8 @@ import pytest
 from mlx.utils import tree_flatten
 from mlx_lm.utils import _get_classes
 
-from kernels import BLOCK_TOKENS, MAX_QUERIES, TileLayout
+from bench.random_models import SHAPES
+from kernels import BLOCK_TOKENS, MAX_QUERIES, TileLayout, slices
 from tests.worker.engine.test_architectures import OWN_SHAPE, SHAPE, tiny_config
 from worker import plan as command
 from worker.engine import model as model_loader
@@ -79,12 +80,23 @@ def test_public_shapes_at_131072_tokens(config, num_parameters, golden):
     assert found.kv_fp16_bytes_per_token / found.kv_bytes_per_token == pytest.approx(3.71, abs=0.005)
 
 
+def test_scores_that_are_laid_out_take_no_more_with_more_tokens():
+    """Of heads of 512, for which no GPU has a fused kernel: a chunk's scores would take 17 GB at once."""
+    config = SHAPES["gemma-4-31b"]
+    dense = {key: value for key, value in config.items() if key != "quantization"}
+    assert weights_bytes(dense) / 2 == pytest.approx(30.7e9, rel=1e-3)  # as its makers say
+    short, long = (plan(config, num_tokens) for num_tokens in (16384, 131072))
+    assert short.activations_bytes == long.activations_bytes < 2e9
+    assert long.total_bytes < 27e9
+
+
 def test_its_constants_are_the_engines():
     assert (planner.SINK_TOKENS, planner.BLOCK_TOKENS) == (SINK_TOKENS, BLOCK_TOKENS)
     assert planner.WINDOW_SPARE_TOKENS == window.SPARE_TOKENS
     assert planner.CHUNK_TOKENS == prefill.CHUNK_TOKENS
     assert planner.CPU_CHUNK_TOKENS == prefill.CPU_CHUNK_TOKENS
     assert (planner.TAIL_TOKENS, planner.QUERY_TOKENS) == (TAIL_TOKENS, MAX_QUERIES)
+    assert (planner.FUSED_HEAD_DIMS, planner.SCORES_BYTES) == (slices.FUSED_HEAD_DIMS, slices.SCORES_BYTES)
     assert KVCache([LayerShape(1, 64)], mx.float32).arrays()[-1].shape[2] == planner._tail_room(0, 0, 0)
     for dim in (64, 80, 96, 112, 128, 192, 256, 512):
         for format in ("int4c", "k8v4"):
