@@ -11,9 +11,9 @@ def prepare_mlx() -> None:
     """Let MLX serve a process that meets new shapes all its life; call before MLX is imported.
 
     On NVIDIA GPUs its caches count what they ever took in and raise an error from twice their size on:
-    attention's, of 256 plans, after eight documents of 128K tokens whose lengths differ, since each chunk of
-    each length is a plan. A document of 1M tokens has 512 chunks, which every layer passes through in turn:
-    a cache of fewer would find none of them. What the environment says already stands.
+    attention's, of 256 plans, after some five hundred pairs of lengths, of which every document and every
+    question has a new one. A document of 1M tokens has 512 chunks, each a plan, which every layer passes
+    through in turn: a cache of fewer would find none of them. What the environment says already stands.
     """
     for name, value in _WANTED.items():
         os.environ.setdefault(name, value)
