@@ -21,7 +21,7 @@ from collections.abc import Callable
 from importlib import metadata
 from typing import Any
 
-from bench.machine import ROOT, cpu_name, git
+from bench.machine import ROOT, command, cpu_name, git
 
 KERNEL_CHOICE = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")
 
@@ -64,12 +64,10 @@ def main() -> None:
     for name, shim, dense, chunk, changes in rows:
         row = json.dumps({"shim": shim, "dense": dense, "chunk": chunk})
         environment = {key: value for key, value in (os.environ | changes).items() if value is not None}
-        command = [sys.executable, "-m", "bench.cpu_blas", "--row", row, "--model", options.model]
-        command += ["--tokens", str(options.tokens), "--limit-s", str(options.limit_s)]
+        call = [sys.executable, "-m", "bench.cpu_blas", "--row", row, "--model", options.model]
+        call += ["--tokens", str(options.tokens), "--limit-s", str(options.limit_s)]
         load = os.getloadavg()[0]
-        done = subprocess.run(
-            command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=True
-        )
+        done = subprocess.run(call, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=True)
         result = {"name": name.strip(), "environment": changes} | json.loads(done.stdout.splitlines()[-1])
         result["load"] = load  # of the machine before the row: above 0.3 or so the others disturb it
         results.append(result)

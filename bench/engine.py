@@ -167,7 +167,7 @@ class Ours:
     def _greedy(self, cache: KVCache, token: mx.array, num_output: int) -> Iterator[int]:
         for _ in range(num_output):
             following = mx.argmax(forward(self._model, cache, token[:, None])[:, -1], axis=-1)
-            mx.async_eval(following)  # type: ignore[no-untyped-call]
+            mx.async_eval(following)
             yield int(np.array(token)[0])
             token = following
         mx.eval(token)

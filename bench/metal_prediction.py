@@ -13,7 +13,8 @@ bench/decode_attention.py, which measures.
 from __future__ import annotations
 
 import json
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -88,14 +89,15 @@ def view_of(num_blocks: int, head_dim: int, format: Format) -> CacheView:
     return CacheView(none, none, tiles, num_blocks, one, one, format=format)
 
 
-def instructions(metal: EmulatedMetal, kernel: str) -> Counter[str]:
-    """What the last run of a kernel executed."""
+def instructions(metal: EmulatedMetal, kernel: str) -> defaultdict[str, float]:
+    """What the last run of a kernel executed; 0 of any other."""
     statistics = metal.statistics[kernel]
-    counts = Counter(count_arithmetic(metal.prepared[kernel]))
-    counts.update(statistics.operations)
-    counts["load"] = sum(statistics.loads.values()) / SIMD_WIDTH
-    counts["threadgroup_access"] = statistics.threadgroup_accesses / SIMD_WIDTH
-    return counts
+    counts = dict(Counter(count_arithmetic(metal.prepared[kernel])) + Counter(statistics.operations))
+    of_memory = {
+        "load": sum(statistics.loads.values()) / SIMD_WIDTH,
+        "threadgroup_access": statistics.threadgroup_accesses / SIMD_WIDTH,
+    }
+    return defaultdict(float, counts | of_memory)
 
 
 def count(group: int, head_dim: int, num_kv_heads: int, format: Format = "int4c") -> Costs:
@@ -132,8 +134,8 @@ def count(group: int, head_dim: int, num_kv_heads: int, format: Format = "int4c"
     )
 
 
-def cycles(counts: dict[str, float], published: dict[str, float] = PUBLISHED) -> float:
-    return sum((published | ASSUMED)[kind] * n for kind, n in counts.items())
+def cycles(counts: dict[str, float], published: Mapping[str, float] = PUBLISHED) -> float:
+    return sum({**published, **ASSUMED}[kind] * n for kind, n in counts.items())
 
 
 def predict(
@@ -143,7 +145,7 @@ def predict(
     floor_ms = floor_bytes / chip.gigabytes_per_s / 1e6
     partial_ms = 2 * 4 * num_q_heads * costs.num_splits * head_dim / chip.gigabytes_per_s / 1e6
 
-    def times(published: dict[str, float]) -> tuple[float, float, float]:
+    def times(published: Mapping[str, float]) -> tuple[float, float, float]:
         """Arithmetic of the split, the combine, both with the floor: milliseconds."""
         per_ms = chip.cores * SCHEDULERS * chip.clock_ghz * 1e6 / num_kv_heads
         blocks = NUM_TOKENS // BLOCK_TOKENS * cycles(costs.per_block, published)

@@ -129,7 +129,8 @@ def measure_prefill(model_id: str, num_tokens: int, repeats: int) -> list[dict[s
         return mx.fast.scaled_dot_product_attention(q, k, v, scale=scale, mask="causal")
 
     def once(attend: Callable[..., mx.array], chunk: int, upto: int = num_tokens) -> None:
-        kv_cache.prefill_attention, prefill.CPU_CHUNK_TOKENS = attend, chunk
+        kv_cache.prefill_attention = attend  # type: ignore[attr-defined]
+        prefill.CPU_CHUNK_TOKENS = chunk
         cache = model.new_cache()
         prefill.prefill_prefix(model, cache, tokens[:upto], 1, Silent())
 

@@ -66,7 +66,7 @@ class CodedLayer(ExactLayer):
 
     def recode(self, codec: Codec) -> None:
         """Pass all that is held through `codec`."""
-        k, v = (x[0, :, : self.offset] for x in (self.keys, self.values))
+        k, v = (x[0] for x in self.held())
         self.offset = 0
         self.seed(*codec(k, v))
 

@@ -26,6 +26,7 @@ MODEL_FOLDER = Path(__file__).parent / "model"
 def export(run: Path, folder: Path, recall: Path | None = None) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     weights = mx.load(str(run / "weights.safetensors"))
+    assert isinstance(weights, dict)
     mx.save_safetensors(
         str(folder / "model.safetensors"),
         {name: w.astype(mx.float16) for name, w in weights.items()},

@@ -78,6 +78,6 @@ class Optimizer:
             moment.copy_(state["muon"][str(i)])
         whole = self._adam.state_dict()
         for name, value in state["adam"].items():
-            i, field = name.split(".")
-            whole["state"].setdefault(int(i), {})[field] = value
+            number, field = name.split(".")
+            whole["state"].setdefault(int(number), {})[field] = value
         self._adam.load_state_dict(whole)

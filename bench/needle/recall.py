@@ -146,7 +146,7 @@ def _advance(model: Model, layers: list[ExactLayer], tokens: np.ndarray) -> int:
         for layer, kept in zip(model.layers, layers, strict=True):
             h = layer(h, some, kept)
             mx.eval(h, kept.arrays())
-    return int(model.logits(h).argmax().item())
+    return int(np.array(model.logits(h).argmax()))
 
 
 def _asked(questions: Sequence[Question], answers: list[str], cached_tokens: int) -> Asked:
