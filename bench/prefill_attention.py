@@ -125,8 +125,8 @@ def measure_prefill(model_id: str, num_tokens: int, repeats: int) -> list[dict[s
     num_tokens = kv_cache.blocks_end(kv_cache.whole_blocks(num_tokens))
     tokens = np.random.default_rng(0).integers(0, 40_000, num_tokens).astype(np.uint32)
 
-    def theirs(q: mx.array, k: mx.array, v: mx.array, scale: float) -> mx.array:
-        return mx.fast.scaled_dot_product_attention(q, k, v, scale=scale, mask="causal")
+    def theirs(q: mx.array, k: mx.array, v: mx.array, scale: float, sinks: mx.array | None) -> mx.array:
+        return mx.fast.scaled_dot_product_attention(q, k, v, scale=scale, mask="causal", sinks=sinks)
 
     def once(attend: Callable[..., mx.array], chunk: int, upto: int = num_tokens) -> None:
         kv_cache.prefill_attention = attend  # type: ignore[attr-defined]

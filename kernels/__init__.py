@@ -49,7 +49,9 @@ def decode_attention(q: mx.array, view: CacheView, scale: float, sinks: mx.array
     return backend(view.format).decode_attention(q, view, scale, sinks).astype(q.dtype)
 
 
-def prefill_attention(q: mx.array, k: mx.array, v: mx.array, scale: float) -> mx.array:
+def prefill_attention(
+    q: mx.array, k: mx.array, v: mx.array, scale: float, sinks: mx.array | None = None
+) -> mx.array:
     """Causal attention of a sequence's newest tokens over dense keys and values, their own included.
 
     The same inputs give the same bits, whatever the number of threads. It is evaluated at once where MLX
@@ -60,6 +62,7 @@ def prefill_attention(q: mx.array, k: mx.array, v: mx.array, scale: float) -> mx
             h // (num_q_heads / num_kv_heads), query i the keys 0 to T - Sq + i.
         k, v: (1, num_kv_heads, T, head_dim) with T >= Sq; slices of a larger buffer are read in place.
         scale: multiplies q · k.
+        sinks: as for `decode_attention`.
 
     Returns:
         (1, num_q_heads, Sq, head_dim) of q's dtype.
@@ -69,9 +72,9 @@ def prefill_attention(q: mx.array, k: mx.array, v: mx.array, scale: float) -> mx
     """
     _check_dense(q, k, v)
     library = cpu_library()
-    if library and library.takes(q, k, v):
+    if library and sinks is None and library.takes(q, k, v):
         return library.prefill_attention(q, k, v, scale)
-    return slices.causal_attention(q, k, v, scale)
+    return slices.causal_attention(q, k, v, scale, sinks)
 
 
 def encode(k: mx.array, v: mx.array, format: Format = "int4c") -> mx.array:

@@ -16,7 +16,9 @@ FUSED_HEAD_DIMS = (64, 80, 128)
 for 256 too, and lays out the scores all the same."""
 
 
-def causal_attention(q: mx.array, k: mx.array, v: mx.array, scale: float) -> mx.array:
+def causal_attention(
+    q: mx.array, k: mx.array, v: mx.array, scale: float, sinks: mx.array | None = None
+) -> mx.array:
     """As `kernels.prefill_attention`; evaluates slice by slice where there is more than one."""
     num_heads, num_queries = q.shape[1:3]
     num_older = k.shape[2] - num_queries
@@ -27,7 +29,7 @@ def causal_attention(q: mx.array, k: mx.array, v: mx.array, scale: float) -> mx.
     for start in range(0, num_queries, step):
         seen = num_older + min(start + step, num_queries)
         part = q[:, :, start : start + step], k[:, :, :seen], v[:, :, :seen]
-        parts.append(mx.fast.scaled_dot_product_attention(*part, scale=scale, mask="causal"))
+        parts.append(mx.fast.scaled_dot_product_attention(*part, scale=scale, mask="causal", sinks=sinks))
         if step < num_queries:
             mx.eval(parts[-1])  # else all slices' scores are there before the first one's may go
     return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=2)

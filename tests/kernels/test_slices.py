@@ -23,17 +23,15 @@ def num_calls(call, monkeypatch):
         return call(), len(seen)
 
 
-def whole(q, k, v):
-    return mx.fast.scaled_dot_product_attention(q, k, v, scale=0.125, mask="causal")
-
-
+@pytest.mark.parametrize("sinks", [None, mx.array([-2.0, 0, 1, 3, 9, 50], mx.float16)], ids=["", "sinks"])
 @pytest.mark.parametrize("rows", [1, 7, 64, 199])
-def test_slices_give_what_the_whole_gives(arrays, monkeypatch, rows):
+def test_slices_give_what_the_whole_gives(arrays, monkeypatch, rows, sinks):
+    whole = mx.fast.scaled_dot_product_attention(*arrays, scale=0.125, mask="causal", sinks=sinks)
     monkeypatch.setattr(slices, "FUSED_HEAD_DIMS", ())
     monkeypatch.setattr(slices, "SCORES_BYTES", rows * 6 * 1000 * 2)
-    out, found = num_calls(lambda: prefill_attention(*arrays, 0.125), monkeypatch)
+    out, found = num_calls(lambda: prefill_attention(*arrays, 0.125, sinks), monkeypatch)
     assert found == -(-200 // rows)
-    assert mx.allclose(out, whole(*arrays), atol=2e-3)
+    assert mx.allclose(out, whole, atol=2e-3)
 
 
 def test_a_row_that_is_larger_than_the_limit_is_a_slice(arrays, monkeypatch):
@@ -70,3 +68,13 @@ def test_a_fused_kernel_takes_all_queries_at_once(arrays, monkeypatch):
     monkeypatch.setattr(slices, "SCORES_BYTES", 1)
     _, found = num_calls(lambda: prefill_attention(*arrays, 0.125), monkeypatch)
     assert found == 1
+
+
+def test_sinks_take_weight_in_float32_too(arrays):
+    """Where our C++ takes the rest."""
+    q, k, v = (x.astype(mx.float32) for x in arrays)
+    sinks = mx.array([-2.0, 0, 1, 3, 9, 50])
+    out = prefill_attention(q, k, v, 0.125, sinks)
+    whole = mx.fast.scaled_dot_product_attention(q, k, v, scale=0.125, mask="causal", sinks=sinks)
+    assert mx.allclose(out, whole, atol=1e-5)
+    assert mx.abs(out[:, 5]).max() < 1e-6  # the last head's sink takes all

@@ -16,8 +16,8 @@ from typing import Any
 
 import mlx.core as mx
 
-from kernels import BLOCK_TOKENS, decode, encode
-from worker.engine.kv_cache import SINK_TOKENS, ExactLayer, attend_dense
+from kernels import BLOCK_TOKENS, decode, encode, prefill_attention
+from worker.engine.kv_cache import SINK_TOKENS, ExactLayer
 from worker.engine.shapes import LayerShape
 from worker.engine.walk import Walk
 
@@ -68,7 +68,7 @@ class _ComparingLayer(ExactLayer):
             for x, block in zip(held, blocks, strict=True)
         )
         exact = out[:, :, -_NUM_QUERIES:].astype(mx.float32)
-        off = attend_dense(q[:, :, -_NUM_QUERIES:], k, v, scale, sinks).astype(mx.float32) - exact
+        off = prefill_attention(q[:, :, -_NUM_QUERIES:], k, v, scale, sinks).astype(mx.float32) - exact
         self.error = float(mx.linalg.norm(off) / mx.linalg.norm(exact))
         return out
 

@@ -59,15 +59,6 @@ def with_room(tiles: mx.array, num_spare: int) -> mx.array:
     return mx.concatenate([tiles, mx.zeros((num_spare, *tiles.shape[1:]), mx.uint32)])
 
 
-def attend_dense(
-    q: mx.array, k: mx.array, v: mx.array, scale: float, sinks: mx.array | None = None
-) -> mx.array:
-    """Causal attention over dense keys and values, the queries' own tokens last."""
-    if sinks is None:
-        return prefill_attention(q, k, v, scale)
-    return mx.fast.scaled_dot_product_attention(q, k, v, scale=scale, mask="causal", sinks=sinks)
-
-
 class ExactLayer:
     """One layer's exact keys and values while the prefix passes through it.
 
@@ -109,7 +100,7 @@ class ExactLayer:
 
     def attend(self, q: mx.array, scale: float, sinks: mx.array | None = None) -> mx.array:
         """Attend to everything so far."""
-        return attend_dense(q, *self.held(), scale, sinks)
+        return prefill_attention(q, *self.held(), scale, sinks)
 
     def arrays(self) -> list[mx.array]:
         """Everything that a step may have left unevaluated."""
@@ -205,7 +196,7 @@ class CompressedLayer:
             return decode_attention(q, view, scale, sinks)
         old, tail = self.decoded(), self.tail()
         k, v = (mx.concatenate([o[None], t], axis=2) for o, t in zip(old, tail, strict=True))
-        return attend_dense(q, k, v, scale, sinks)
+        return prefill_attention(q, k, v, scale, sinks)
 
     def arrays(self) -> list[mx.array]:
         """Everything that a step may have left unevaluated."""

@@ -117,8 +117,8 @@ class WindowLayer:
         seen = slice(max(0, self._num - num_queries - self.window + 1), self._num)
         k, v = self._k[:, :, seen], self._v[:, :, seen]
         num_seen = k.shape[2]
-        if num_seen <= self.window and sinks is None:
-            return prefill_attention(q, k, v, scale)
+        if num_seen <= self.window:
+            return prefill_attention(q, k, v, scale, sinks)
         own = mx.arange(num_seen - num_queries, num_seen)[:, None]
         position = mx.arange(num_seen)
         mask = (position <= own) & (position > own - self.window)
