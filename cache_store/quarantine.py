@@ -11,7 +11,7 @@ from pathlib import Path
 
 from cache_store import files
 from cache_store.errors import BadBlock
-from cache_store.header import read_header
+from cache_store.header import Header, SealedHeader, read_header
 from cache_store.index import SUFFIX, Index, text_in
 from cache_store.key import BlockKey
 
@@ -39,12 +39,23 @@ class Quarantine:
 
 def tenant_of(path: Path) -> str | None:
     """Whose a file of ours is; None where its header does not say."""
+    header = _header_of(path)
+    return text_in(header.meta, "tenant") if header else None
+
+
+def is_encrypted(path: Path) -> bool:
+    """Whether a file of ours says that it is."""
+    return isinstance(_header_of(path), SealedHeader)
+
+
+def _header_of(path: Path) -> Header | SealedHeader | None:
+    """None where there is none that can be read."""
     try:
         fd = os.open(path, files.READ_FLAGS)
     except OSError:
         return None
     try:
-        return text_in(read_header(fd, path).meta, "tenant")
+        return read_header(fd, path)
     except (BadBlock, OSError):
         return None
     finally:

@@ -30,7 +30,7 @@ from cache_store.header import BlockInfo, Header
 from cache_store.index import Entry
 from cache_store.key import BlockKey, TokenIds, as_token_ids
 from cache_store.keyring import Keyring
-from cache_store.quarantine import tenant_of
+from cache_store.quarantine import is_encrypted, tenant_of
 from cache_store.sharing import Sharing
 from cache_store.tier import Tier
 
@@ -374,6 +374,23 @@ class SnapshotStore:
                 if tenant_of(path) in (tenant, None):
                     self._folder.remove(path)
         return len(owned)
+
+    def remove_plain(self) -> int:
+        """Delete every block that is not encrypted, with its pin; how many went.
+
+        What lies in quarantine or belongs to a checkpoint, and does not say that it is encrypted, goes too.
+        From the shared tier as `remove`; raises what that raises.
+        """
+        plain = [entry.key for entry in self.entries() if not entry.key_id]
+        for key in plain:
+            self.remove(key)
+        index = self._folder.index
+        with self._folder.locked():
+            self._folder.refresh()
+            for path in [*index.quarantined, *index.checkpoints]:
+                if not is_encrypted(path):
+                    self._folder.remove(path)
+        return len(plain)
 
     def _stored(self, key: BlockKey, ids: TokenIds, exact: bool) -> bool | None:
         """True: the disk holds this block or a better one. False: it may not be replaced. None: write it."""

@@ -12,8 +12,12 @@ from cli.settings import Settings
 _KEYS = """
 import json, sys
 from pathlib import Path
-from cache_store import Keyring
-print(json.dumps({"unreadable": [path.name for path in Keyring(Path(sys.argv[1])).unreadable()]}))
+from cache_store import Keyring, SnapshotStore
+keys, snapshots = map(Path, sys.argv[1:])
+entries = SnapshotStore(snapshots, 1 << 62, 0).entries() if snapshots.is_dir() else []
+plain = [entry.disk_bytes for entry in entries if not entry.key_id]
+unreadable = [path.name for path in Keyring(keys).unreadable()]
+print(json.dumps({"unreadable": unreadable, "num_plain": len(plain), "plain_bytes": sum(plain)}))
 """
 _TOKEN = """
 import json, sys
@@ -46,7 +50,7 @@ def snapshot_keys(settings: Settings) -> Finding:
     if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
         mend = "let the user who runs the worker read and write it"
         return Finding(name, "bad", f"{folder} cannot be read and written: no tenant gets a key", mend)
-    found, error = ask(_KEYS, str(folder))
+    found, error = ask(_KEYS, str(folder), str(settings.snapshots))
     if error:
         return Finding(name, "bad", error, "install the locked packages again: `make clean demo`")
     if found["unreadable"]:
@@ -59,6 +63,10 @@ def snapshot_keys(settings: Settings) -> Finding:
         if _is_shared(path):
             mend = f"chmod {'700' if path is folder else '600'} {path}"
             return Finding(name, "warn", f"{path} is open to other users ({_mode(path)})", mend)
+    if found["num_plain"]:
+        num_bytes = f"{found['plain_bytes'] / 1e6:,.1f} MB"
+        detail = f"{found['num_plain']:,} blocks ({num_bytes}) from before them are not encrypted"
+        return Finding(name, "warn", detail, "no job finds them any more: `longleaf prefixes rm --plain`")
     return Finding(name, "ok", f"{len(keys)} in {folder}")
 
 

@@ -159,15 +159,23 @@ def unpin(id: Id, data: Data = None) -> None:
 def rm(
     ids: Annotated[list[str] | None, typer.Argument(help="Ids, or their beginnings.")] = None,
     tenant: Annotated[str | None, typer.Option(help="Everything that belongs to this tenant.")] = None,
+    plain: Annotated[bool, typer.Option("--plain", help="Everything that is not encrypted.")] = False,
     data: Data = None,
 ) -> None:
     """Delete prefixes, from the shared tier too; blocks that other prefixes share stay.
 
     With --tenant and LONGLEAF_SNAPSHOT_KEYS the key goes first that its prefixes are encrypted with.
     """
-    if bool(ids) == (tenant is not None):
-        refuse("name ids or --tenant, one of them")
+    if bool(ids) + (tenant is not None) + plain != 1:
+        refuse("name ids, --tenant or --plain, one of them")
     with _store(data, shared=True) as store:
+        if plain:
+            if settings_or_refuse().snapshot_keys is None:
+                refuse(
+                    "LONGLEAF_SNAPSHOT_KEYS is not set, so that every prefix is plain: name ids or --tenant"
+                )
+            print(f"{_blocks(store.remove_plain())} deleted")
+            return
         if tenant is not None:
             print(f"{_blocks(store.remove_tenant(tenant))} deleted")
             return

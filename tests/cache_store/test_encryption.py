@@ -224,6 +224,34 @@ def test_deleting_a_tenant_deletes_its_key_with_its_blocks(store: SnapshotStore,
     assert store.match(ben.keys, ben.blocks) == 3
 
 
+def test_what_is_plain_is_deleted_and_nothing_else(store: SnapshotStore, folder: Path, keys: Path) -> None:
+    """Blocks, what is attached to them, checkpoints, and a bad one that was moved aside."""
+    anna = put_all(store, "anna")
+    assert attach(store, anna.keys[2], "logits", sections_of([]), {})
+    assert store.checkpoints.save_hidden(anna.keys[2], 0, [], {"tenant": "anna"})
+    plain = SnapshotStore(folder, BUDGET, 0)
+    for index in range(3):
+        assert put(plain, CHAIN, index)
+    assert attach(plain, CHAIN.keys[2], "logits", sections_of([]), {})
+    plain.pin(CHAIN.keys[2])
+    bad = path_of(folder, CHAIN.keys[1])
+    bad.write_bytes(bad.read_bytes()[:-1] + b"x")
+    with pytest.raises(BadBlock):
+        get(plain, CHAIN.keys[1])
+    other = make_chain(1, salt=b"other")
+    assert plain.checkpoints.save_hidden(other.keys[0], 0, [], {})
+
+    assert store.remove_plain() == 3  # two blocks and an attachment; the third lies in quarantine
+    assert len(files_in(folder / "checkpoints")) == 1
+    assert store.checkpoints.resume(anna.keys[2]) is not None
+    assert not list((folder / "quarantine").iterdir())
+    assert plain.pins() == set()
+    assert {entry.tenant for entry in plain.entries()} == {"anna"}
+    assert store.match(anna.keys, anna.blocks) == 3
+    assert attached(store, anna.keys[2], "logits") is not None
+    assert store.remove_plain() == 0
+
+
 def test_another_key_in_its_place_is_a_miss_and_no_damage(
     store: SnapshotStore, folder: Path, keys: Path
 ) -> None:

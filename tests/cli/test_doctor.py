@@ -13,12 +13,13 @@ from pathlib import Path
 import pytest
 import redis
 
-from cache_store import Keyring
+from cache_store import Keyring, SnapshotStore
 from cli.doctor_keys import snapshot_keys, worker_token
 from cli.finding import Finding
 from cli.settings import Settings
 from jobs import PROTOCOL, VERSION, meeting_key
 from tests.cli.fake_api import Request, fake_api
+from tests.cli.stored_prefixes import make_data
 from tests.cli.test_command import ROOT, longleaf
 
 
@@ -120,6 +121,19 @@ def keys_found(folder: Path) -> Finding:
 
 def test_a_folder_of_keys_that_is_in_order_is_counted(keys: Path) -> None:
     assert keys_found(keys) == Finding("snapshot keys", "ok", f"2 in {keys}")
+
+
+def test_prefixes_from_before_the_keys_are_a_warning(
+    keys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LONGLEAF_DATA", str(tmp_path / "data"))
+    make_data(tmp_path / "data")
+    found = keys_found(keys)
+    assert found.state == "warn"
+    assert found.detail.startswith("7 blocks (")
+    assert "longleaf prefixes rm --plain" in found.mend
+    SnapshotStore(tmp_path / "data" / "snapshots", 1 << 30, 0, keyring=Keyring(keys)).remove_plain()
+    assert keys_found(keys).state == "ok"
 
 
 def test_a_folder_of_keys_that_is_not_there_is_bad(keys: Path) -> None:

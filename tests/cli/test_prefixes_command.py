@@ -119,7 +119,8 @@ def test_removing_a_prefix_keeps_what_another_shares(
     assert "4 blocks deleted" in longleaf("rm", second[-1].hex)
     assert "1 block deleted" in longleaf("rm", "--tenant", "anna")
     assert opened(data).entries() == []
-    assert "one of them" in longleaf("rm", status=2)
+    for words in ([], ["--plain", "--tenant", "anna"], [first[0].hex, "--plain"]):
+        assert "one of them" in longleaf("rm", *words, status=2)
 
 
 def test_an_export_is_imported_elsewhere_byte_for_byte(
@@ -310,3 +311,19 @@ def test_deleting_a_tenant_deletes_its_key(
         Keyring(keys).make(tenant)
     longleaf("rm", "--tenant", "anna")
     assert [path.name for path in keys.glob("*.key")] == ["tenant-ben.key"]
+
+
+def test_what_is_not_encrypted_is_deleted_once_there_are_keys(
+    longleaf: Command, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_plain = len(opened(data).entries())
+    assert "every prefix is plain" in longleaf("rm", "--plain", status=2)
+    assert len(opened(data).entries()) == num_plain
+    keys = tmp_path / "keys"
+    keys.mkdir()
+    monkeypatch.setenv("LONGLEAF_SNAPSHOT_KEYS", str(keys))
+    keyring = Keyring(keys)
+    keyring.make("anna")
+    (kept,) = store_chain(SnapshotStore(data / "snapshots", 1 << 30, 0, keyring=keyring), [60], "anna")
+    assert f"{num_plain} blocks deleted" in longleaf("rm", "--plain")
+    assert [entry.key for entry in opened(data).entries()] == [kept]
