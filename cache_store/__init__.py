@@ -19,8 +19,16 @@ from cache_store.header import BlockInfo, SectionInfo
 from cache_store.index import Entry
 from cache_store.key import BlockKey, chain_keys
 from cache_store.keyring import Keyring
-from cache_store.prefixes import StoredPrefix, chain_of, remove_prefix, stored_prefixes, verify
-from cache_store.store import SnapshotStore, Usage
+from cache_store.prefixes import (
+    StoredPrefix,
+    Usage,
+    chain_of,
+    remove_prefix,
+    stored_prefixes,
+    usage_by_model,
+    verify,
+)
+from cache_store.store import SnapshotStore
 from cache_store.tier import Tier
 from cache_store.transfer import BadExport, export_prefixes, import_prefixes
 
@@ -53,5 +61,6 @@ __all__ = [
     "import_prefixes",
     "remove_prefix",
     "stored_prefixes",
+    "usage_by_model",
     "verify",
 ]

@@ -215,6 +215,14 @@ class Folder:
             self.index.look_again(path.parent)
         return removed
 
+    def remove_apart(self, unwanted: Callable[[Path], bool]) -> None:
+        """Delete what lies in quarantine or belongs to a checkpoint, and is unwanted."""
+        with self.locked():
+            self.refresh()
+            for path in [*self.index.quarantined, *self.index.checkpoints]:
+                if unwanted(path):
+                    self.remove(path)
+
     def report(self, kind: int | None, message: str) -> None:
         """Warn once per kind of failure until a write succeeds."""
         if kind not in self._reported:

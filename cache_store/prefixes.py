@@ -39,6 +39,26 @@ class StoredPrefix:
     """False where a block of it is encrypted and its key is not here."""
 
 
+@dataclass(frozen=True)
+class Usage:
+    """Blocks, their bytes on disk, and the prefill seconds that they stand for."""
+
+    num_blocks: int = 0
+    disk_bytes: int = 0
+    prefill_s: float = 0.0
+
+
+def usage_by_model(store: SnapshotStore) -> dict[str, Usage]:
+    """What the blocks of each model take and save, by the model that their metadata names."""
+    usage: dict[str, Usage] = {}
+    for entry in store.entries():
+        known = usage.get(entry.model, Usage())
+        usage[entry.model] = Usage(
+            known.num_blocks + 1, known.disk_bytes + entry.disk_bytes, known.prefill_s + entry.prefill_s
+        )
+    return usage
+
+
 def stored_prefixes(store: SnapshotStore) -> list[StoredPrefix]:
     """Every stored prefix, the last used first. Raises OSError where the folder cannot be listed."""
     entries = {entry.key: entry for entry in store.entries()}

@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,15 +35,6 @@ from cache_store.tier import Tier
 
 # Half of them by a second thread: one core copies while another one hashes.
 _NUM_AHEAD = 4
-
-
-@dataclass(frozen=True)
-class Usage:
-    """Blocks, their bytes on disk, and the prefill seconds that they stand for."""
-
-    num_blocks: int = 0
-    disk_bytes: int = 0
-    prefill_s: float = 0.0
 
 
 class SnapshotStore:
@@ -136,16 +126,6 @@ class SnapshotStore:
             if not entry.key_id or entry.key_id == ids[entry.tenant]:
                 found.add(entry.key)
         return found
-
-    def usage(self) -> dict[str, Usage]:
-        """What the blocks of each model take and save, by the model that their metadata names."""
-        usage: dict[str, Usage] = {}
-        for entry in self.entries():
-            known = usage.get(entry.model, Usage())
-            usage[entry.model] = Usage(
-                known.num_blocks + 1, known.disk_bytes + entry.disk_bytes, known.prefill_s + entry.prefill_s
-            )
-        return usage
 
     def match(self, keys: Sequence[BlockKey], blocks: Sequence[npt.NDArray[Any]]) -> int:
         """How many leading blocks of a chain are stored; marks them used.
@@ -360,19 +340,16 @@ class SnapshotStore:
         has begun may still come after. From the shared tier they go before they go here: TierDown where that
         cannot be reached. Raises OSError where a file cannot be removed.
         """
-        index, keyring = self._folder.index, self._folder.keyring
-        if keyring:
-            keyring.remove(tenant)
+        if self._folder.keyring:
+            self._folder.keyring.remove(tenant)
         if self._sharing:
             self._sharing.remove_tenant(tenant)
         with self._folder.locked():
             self._folder.refresh()
-            owned = [entry.key for entry in index.entries.values() if entry.tenant == tenant]
+            owned = [entry.key for entry in self._folder.index.entries.values() if entry.tenant == tenant]
             for key in owned:
                 self.remove_here(key)
-            for path in [*index.quarantined, *index.checkpoints]:
-                if tenant_of(path) in (tenant, None):
-                    self._folder.remove(path)
+            self._folder.remove_apart(lambda path: tenant_of(path) in (tenant, None))
         return len(owned)
 
     def remove_plain(self) -> int:
@@ -384,12 +361,7 @@ class SnapshotStore:
         plain = [entry.key for entry in self.entries() if not entry.key_id]
         for key in plain:
             self.remove(key)
-        index = self._folder.index
-        with self._folder.locked():
-            self._folder.refresh()
-            for path in [*index.quarantined, *index.checkpoints]:
-                if not is_encrypted(path):
-                    self._folder.remove(path)
+        self._folder.remove_apart(lambda path: not is_encrypted(path))
         return len(plain)
 
     def _stored(self, key: BlockKey, ids: TokenIds, exact: bool) -> bool | None:

@@ -34,6 +34,7 @@ from cache_store import (
     import_prefixes,
     remove_prefix,
     stored_prefixes,
+    usage_by_model,
     verify,
 )
 from cache_store.index import disk_bytes
@@ -64,7 +65,7 @@ def list_(data: Data = None, tenant: Tenant = None, as_json: AsJson = False) -> 
     """List the stored prefixes, the last used first, and what each model takes."""
     with _store(data) as store:
         found = [p for p in stored_prefixes(store) if tenant is None or p.tenant == tenant]
-        usage, total_bytes = store.usage(), store.total_bytes
+        usage, total_bytes = usage_by_model(store), store.total_bytes
     if as_json:
         models = {model: asdict(use) for model, use in usage.items()}
         _print_json({"prefixes": [_json(p) for p in found], "models": models, "total_bytes": total_bytes})
@@ -168,12 +169,10 @@ def rm(
     """
     if bool(ids) + (tenant is not None) + plain != 1:
         refuse("name ids, --tenant or --plain, one of them")
+    if plain and settings_or_refuse().snapshot_keys is None:
+        refuse("every prefix is plain, since LONGLEAF_SNAPSHOT_KEYS is not set: name ids or --tenant")
     with _store(data, shared=True) as store:
         if plain:
-            if settings_or_refuse().snapshot_keys is None:
-                refuse(
-                    "LONGLEAF_SNAPSHOT_KEYS is not set, so that every prefix is plain: name ids or --tenant"
-                )
             print(f"{_blocks(store.remove_plain())} deleted")
             return
         if tenant is not None:

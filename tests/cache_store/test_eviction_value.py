@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from stored_blocks import Chain, disk_usage, make_chain, path_of, put
 
-from cache_store import BlockKey, SnapshotStore
+from cache_store import BlockKey, SnapshotStore, usage_by_model
 
 SMALL = 8192
 DAY_NS = 86_400 * 10**9
@@ -126,5 +126,6 @@ def test_the_disk_bytes_of_each_model_are_told(tmp_path: Path) -> None:
     store = SnapshotStore(tmp_path, 1 << 20, 0)
     for seed, model in enumerate(["a", "a", "b"]):
         put(store, make_chain(1, seed), 0, model=model, prefill_s=2.0)
-    usage = {model: (use.num_blocks, use.disk_bytes, use.prefill_s) for model, use in store.usage().items()}
+    found = usage_by_model(store)
+    usage = {model: (use.num_blocks, use.disk_bytes, use.prefill_s) for model, use in found.items()}
     assert usage == {"a": (2, 2 * SMALL, 4.0), "b": (1, SMALL, 2.0)}
