@@ -25,7 +25,8 @@ def state_row_strides(modules: Sequence[nn.Module]) -> None:
 
 class _OfRows(SwitchLinear):
     def __call__(self, x: mx.array, indices: mx.array, sorted_indices: bool = False) -> mx.array:
-        # To another shape and back: MLX leaves an array that has the shape already as it is.
-        rows = x.reshape(-1, x.shape[-1]).reshape(x.shape)
-        out: mx.array = super().__call__(rows, indices, sorted_indices)
+        if sorted_indices:
+            # To another shape and back: MLX leaves an array that has the shape already as it is.
+            x = x.reshape(-1, x.shape[-1]).reshape(x.shape)
+        out: mx.array = super().__call__(x, indices, sorted_indices)
         return out
