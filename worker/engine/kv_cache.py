@@ -82,12 +82,11 @@ class ExactLayer:
 
     def update_and_fetch(self, k: mx.array, v: mx.array) -> tuple[Handle, Handle]:
         start, self.offset = self.offset, self.offset + k.shape[2]
-        if self.by_token:
-            self._k[:, start : self.offset] = k.swapaxes(1, 2)
-            self._v[:, start : self.offset] = v.swapaxes(1, 2)
-        else:
-            self._k[:, :, start : self.offset] = k
-            self._v[:, :, start : self.offset] = v
+        for buffer, new in ((self._k, k), (self._v, v)):
+            if self.by_token:
+                buffer[:, start : self.offset] = new.swapaxes(1, 2)
+            else:
+                buffer[:, :, start : self.offset] = new
         handle = Handle(self, k)
         return handle, handle
 
