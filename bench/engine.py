@@ -263,15 +263,16 @@ def measure(
         }
         if not prefill:
             del ways["prefill"]
-        paces, size, refused, way = [], None, None, ""
-        for way in ways:
+        paces, size = [], None
+        more["refused"], more["decode_repeated"] = None, False
+        for way, run in ways.items():
             try:
-                first_s, paces, size = ways[way]()
+                first_s, paces, size = run()
+                more["decode_repeated"] = way == "repeated"
                 break
             except RuntimeError as error:
-                refused = str(error)
+                more["refused"] = str(error)
                 mx.clear_cache()
-        more["refused"], more["decode_repeated"] = refused, way == "repeated" and bool(paces)
         more["peak_bytes"] = mx.get_peak_memory() if first_s else None
     return {
         "num_tokens": num_tokens,
