@@ -8,6 +8,7 @@ from kernels import cuda, slices
 from kernels.cache_view import CacheView
 from kernels.dispatch import backend, cpu_library, disable_native, reads_device_order
 from kernels.formats import BLOCK_TOKENS, FORMATS, Format, TileLayout
+from kernels.slices import has_fused_prefill
 
 MAX_QUERIES = 16
 """The most query tokens that one call of `decode_attention` takes."""
@@ -24,6 +25,7 @@ __all__ = [
     "disable_native",
     "encode",
     "from_canonical",
+    "has_fused_prefill",
     "prefill_attention",
     "to_canonical",
 ]

@@ -17,7 +17,8 @@ for n in range(600):
 
 
 def run(code, **environment):
-    given = {name: value for name, value in os.environ.items() if not name.startswith("MLX_")} | environment
+    given = {name: value for name, value in os.environ.items() if not name.startswith(("MLX_", "CUDA_"))}
+    given |= environment
     return subprocess.run(
         [sys.executable, "-c", code], env=given, capture_output=True, text=True, timeout=300, check=False
     )
@@ -28,16 +29,18 @@ import os, sys
 from worker.mlx_environment import prepare_mlx
 prepare_mlx()
 assert not any(name.startswith("mlx") for name in sys.modules)
-print(os.environ["MLX_ENABLE_CACHE_THRASHING_CHECK"], os.environ["MLX_CUDA_SDPA_CACHE_SIZE"])
+names = "MLX_ENABLE_CACHE_THRASHING_CHECK", "MLX_CUDA_SDPA_CACHE_SIZE", "CUDA_VISIBLE_DEVICES"
+print(*(os.environ[name] for name in names))
 """
 
 
 def test_it_is_set_before_mlx_is_there():
-    assert run(PRINT).stdout.split() == ["0", "1024"]
+    assert run(PRINT).stdout.split() == ["0", "1024", "0"]
 
 
 def test_what_the_environment_says_stands():
-    assert run(PRINT, MLX_CUDA_SDPA_CACHE_SIZE="7").stdout.split() == ["0", "7"]
+    found = run(PRINT, MLX_CUDA_SDPA_CACHE_SIZE="7", CUDA_VISIBLE_DEVICES="1").stdout
+    assert found.split() == ["0", "7", "1"]
 
 
 @pytest.mark.skipif(not mx.cuda.is_available(), reason="MLX has no CUDA device here")

@@ -24,6 +24,7 @@ from kernels import (
     decode,
     decode_attention,
     encode,
+    has_fused_prefill,
     prefill_attention,
 )
 from worker.engine.attention import Handle, Owner
@@ -62,17 +63,18 @@ def with_room(tiles: mx.array, num_spare: int) -> mx.array:
 class ExactLayer:
     """One layer's exact keys and values while the prefix passes through it.
 
-    Mutated by `update_and_fetch`. The buffers are reserved once, since growing would copy them. On CUDA they
-    hold token after token, not head after head, so that no stride tells how many they hold: cuDNN makes a
-    plan for every combination of lengths and strides, 40 to 65 ms each, and so finds those of the documents
-    before.
+    Mutated by `update_and_fetch`. The buffers are reserved once, since growing would copy them. Where cuDNN
+    reads them they hold token after token, not head after head, so that no stride tells how many they hold:
+    cuDNN makes a plan for every combination of lengths and strides, 40 to 65 ms each, and so finds those of
+    the documents before.
     """
 
-    by_token = bool(mx.cuda.is_available())
+    on_cuda = bool(mx.cuda.is_available())
 
     def __init__(self, num_tokens: int, shape: LayerShape, dtype: mx.Dtype) -> None:
         self._heads, self._dim = shape.num_kv_heads, shape.head_dim
-        buffer = (num_tokens, self._heads) if self.by_token else (self._heads, num_tokens)
+        self._by_token = self.on_cuda and has_fused_prefill(shape.head_dim, dtype)
+        buffer = (num_tokens, self._heads) if self._by_token else (self._heads, num_tokens)
         self._k, self._v = (mx.zeros((1, *buffer, self._dim), dtype) for _ in "kv")
         self.offset = 0
 
@@ -83,7 +85,7 @@ class ExactLayer:
     def update_and_fetch(self, k: mx.array, v: mx.array) -> tuple[Handle, Handle]:
         start, self.offset = self.offset, self.offset + k.shape[2]
         for buffer, new in ((self._k, k), (self._v, v)):
-            if self.by_token:
+            if self._by_token:
                 buffer[:, start : self.offset] = new.swapaxes(1, 2)
             else:
                 buffer[:, :, start : self.offset] = new
@@ -106,7 +108,7 @@ class ExactLayer:
         return [self._k, self._v]
 
     def _view(self, x: mx.array) -> mx.array:
-        if not self.by_token:
+        if not self._by_token:
             return x[:, :, : self.offset]
         token = self._heads * self._dim
         # A stride over the one sequence too, which a slice would take from the capacity.

@@ -24,7 +24,7 @@ WINDOW_SPARE_TOKENS = BLOCK_TOKENS + QUERY_TOKENS
 CHUNK_TOKENS, CPU_CHUNK_TOKENS = 2048, 256
 SUFFIX_TOKENS, OUTPUT_TOKENS = 512, 512
 """An instruction and an answer of usual length, where the caller knows no better."""
-FUSED_HEAD_DIMS = (64, 80, 128)
+FUSED_HEAD_DIMS = (64, 80, 96, 128)
 """Head sizes of MLX's fused prefill attention on a GPU; for others it lays out scores, a slice at a time."""
 SCORES_BYTES = 1 << 29
 """Of a slice."""

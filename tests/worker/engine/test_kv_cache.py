@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from kernels import BLOCK_TOKENS, decode, encode
+from worker.engine import kv_cache
 from worker.engine.kv_cache import (
     FIRST_ROOM,
     SINK_TOKENS,
@@ -176,7 +177,8 @@ def test_blocks_begin_behind_the_sinks(num_tokens, num_blocks):
 @pytest.mark.parametrize("by_token", [True, False])
 def test_an_exact_layer_attends_to_all_so_far_and_never_moves_its_buffer(monkeypatch, by_token):
     """A slice that outlived its step would make each update copy what may be a whole document."""
-    monkeypatch.setattr(ExactLayer, "by_token", by_token)
+    monkeypatch.setattr(ExactLayer, "on_cuda", by_token)
+    monkeypatch.setattr(kv_cache, "has_fused_prefill", lambda head_dim, dtype: True)
     layer = ExactLayer(300, SHAPE, mx.float32)
     k, v = tokens(300)
     q, places = mx.random.normal((1, 3 * HEADS, 300, DIM)), set()
