@@ -37,9 +37,7 @@ from bench import attention_plot
 from bench.kernel_times import kernel_times, profiler
 from bench.machine import ROOT, command, commit, result_path
 from kernels import BLOCK_TOKENS, FORMATS, CacheView, Format, TileLayout, cuda, reference
-from worker.mlx_environment import prepare_mlx
 
-prepare_mlx()  # MLX has not looked yet
 TOKENS = [1024, 4096, 16384, 65536, 131072, 524288, 1048576]
 NUM_SINKS, NUM_TAIL = 64, 64
 ON_CUDA = cuda.available()

@@ -7,6 +7,8 @@ import sys
 import mlx.core as mx
 import pytest
 
+from worker.mlx_environment import WANTED
+
 NEW_SHAPES = """
 import mlx.core as mx
 keys = mx.zeros((1, 1, 1200, 64), mx.float16)
@@ -17,8 +19,7 @@ for n in range(600):
 
 
 def run(code, **environment):
-    given = {name: value for name, value in os.environ.items() if not name.startswith(("MLX_", "CUDA_"))}
-    given |= environment
+    given = {name: value for name, value in os.environ.items() if name not in WANTED} | environment
     return subprocess.run(
         [sys.executable, "-c", code], env=given, capture_output=True, text=True, timeout=300, check=False
     )
