@@ -12,6 +12,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterator
 
+import httpx
 from redis import Redis
 from redis.exceptions import RedisError
 
@@ -23,6 +24,8 @@ from jobs.settings import folder_name
 
 ROOM_BYTES = 5_000_000_000
 """Less free space than this is worth a word: a database, uploads, and snapshots that one wants to keep."""
+ANSWER_S = 3.0
+"""What has the port may be anything, and need not answer."""
 
 _DEVICE = """
 import json, mlx.core as mx
@@ -160,6 +163,16 @@ def _port(settings: Settings) -> Finding:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
     except OSError as error:
-        mend = f"nothing, if that is Longleaf; else `lsof -i :{settings.port}` names it, or set LONGLEAF_PORT"
+        if _is_longleaf(settings):
+            return Finding("port", "ok", f"{where}: Longleaf answers there")
+        mend = f"`lsof -i :{settings.port}` names the program that has it; end that, or set LONGLEAF_PORT"
         return Finding("port", "warn", f"{where}: {error.strerror}", mend)
     return Finding("port", "ok", f"{where} is free")
+
+
+def _is_longleaf(settings: Settings) -> bool:
+    url = httpx.URL(scheme="http", host=settings.host, port=settings.port, path="/openapi.json")
+    try:
+        return bool(httpx.get(url, timeout=ANSWER_S, trust_env=False).json()["info"]["title"] == "Longleaf")
+    except (httpx.HTTPError, ValueError, KeyError, TypeError):
+        return False

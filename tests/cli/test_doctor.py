@@ -14,6 +14,8 @@ import pytest
 import redis
 
 from cache_store import Keyring, SnapshotStore
+from cli import doctor as doctor_module
+from cli.doctor import _port
 from cli.doctor_keys import snapshot_keys, worker_token
 from cli.finding import Finding
 from cli.settings import Settings
@@ -65,6 +67,20 @@ def test_everything_that_is_wrong_is_named_with_what_to_do(tmp_path: Path) -> No
     assert f"warn port: 127.0.0.1:{port}" in done.stdout
     assert "python -m worker.models pull no/such" in done.stdout
     assert "Traceback" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("answer", [{"info": {"title": "Longleaf"}}, {"info": {"title": "other"}}, [], "<p>"])
+def test_a_port_that_longleaf_has_is_as_it_should_be(answer: object) -> None:
+    with fake_api(lambda request: request.reply(200, answer)) as url:
+        found = _port(Settings(port=int(url.rsplit(":", 1)[1])))
+    is_ours = answer == {"info": {"title": "Longleaf"}}
+    assert (found.state, found.mend == "") == (("ok", True) if is_ours else ("warn", False))
+
+
+def test_a_port_whose_program_says_nothing_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor_module, "ANSWER_S", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert _port(Settings(port=taken.getsockname()[1])).state == "warn"
 
 
 def test_a_redis_that_may_forget_jobs_is_a_warning(tmp_path: Path, redis_url: str) -> None:
