@@ -316,6 +316,7 @@ def main() -> None:
     if path.exists():
         kept = json.loads(path.read_text())
         result = kept | result | {"rows": kept["rows"]}  # notes too
+    label = {"run": began, "commit": args.commit, "command": command("engine")}
     print(device)
     print(
         f"{'shape':14}{'tokens':>8} {'mode':12}{'prefill t/s':>12}{'decode t/s':>11}"
@@ -337,7 +338,6 @@ def main() -> None:
                     growth[mode] = row["prefill_s"] / num_tokens**2
                 elif short:
                     growth[mode] = inf
-                label = {"run": began, "commit": args.commit, "command": command("engine")}
                 result["rows"] = merged(result["rows"], {**label, "shape": name, **row})
                 path.write_text(json.dumps(result, indent=1) + "\n")
                 print(cells(name, row), flush=True)
