@@ -6,6 +6,7 @@ own, so a broken one is a line here and no crash.
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import socket
@@ -163,9 +164,12 @@ def _port(settings: Settings) -> Finding:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
     except OSError as error:
-        if _is_longleaf(settings):
+        if error.errno != errno.EADDRINUSE:
+            mend = "set LONGLEAF_HOST to an address of this machine, or LONGLEAF_PORT to another port"
+        elif _is_longleaf(settings):
             return Finding("port", "ok", f"{where}: Longleaf answers there")
-        mend = f"`lsof -i :{settings.port}` names the program that has it; end that, or set LONGLEAF_PORT"
+        else:
+            mend = f"`lsof -i :{settings.port}` names the program that has it; end that, or set LONGLEAF_PORT"
         return Finding("port", "warn", f"{where}: {error.strerror}", mend)
     return Finding("port", "ok", f"{where} is free")
 

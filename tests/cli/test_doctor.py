@@ -77,6 +77,12 @@ def test_a_port_that_longleaf_has_is_as_it_should_be(answer: object) -> None:
     assert (found.state, found.mend == "") == (("ok", True) if is_ours else ("warn", False))
 
 
+def test_an_address_that_is_not_here_is_asked_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor_module, "_is_longleaf", lambda settings: True)
+    found = _port(Settings(host="192.0.2.1"))
+    assert (found.state, "LONGLEAF_HOST" in found.mend) == ("warn", True)
+
+
 def test_a_port_whose_program_says_nothing_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor_module, "ANSWER_S", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as taken:
