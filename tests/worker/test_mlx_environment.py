@@ -46,6 +46,6 @@ def test_what_the_environment_says_stands():
 
 @pytest.mark.skipif(not mx.cuda.is_available(), reason="MLX has no CUDA device here")
 def test_a_process_may_meet_any_number_of_shapes():
-    alone = run(NEW_SHAPES)
+    alone = run(NEW_SHAPES, CUDA_VISIBLE_DEVICES="0")
     assert "Cache thrashing" in alone.stderr, "MLX no longer refuses: worker/mlx_environment.py may go"
     assert run(f"from worker.mlx_environment import prepare_mlx\nprepare_mlx()\n{NEW_SHAPES}").returncode == 0
