@@ -38,8 +38,9 @@ def causal_attention(
             part = q[rows, start : start + step]
             seen = num_keys - q.shape[1] + start + part.shape[1]
             parts.append(_attend(part, k[0, head, :seen], v[0, head, :seen], logits))
-            # Else all slices' scores are there before the first one's may go.
+            # Else all slices' scores are there before the first one's may go; a GPU lets go a moment later.
             mx.eval(parts[-1])
+            mx.synchronize()
         heads.append(mx.concatenate(parts, axis=1))
     return mx.concatenate(heads)[None]
 

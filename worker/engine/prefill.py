@@ -74,7 +74,7 @@ def prefill_prefix(
             for i, (a, b) in enumerate(bounds):
                 report.check()
                 hidden[i] = layer(hidden[i], ids[:, a:b], exact)
-                mx.eval(hidden[i], exact.arrays())
+                finish(hidden[i], exact.arrays())
                 # Every layer counts as its share of the tokens, so the bar moves evenly.
                 num_done = ((end - start) * index + b) // num_layers
                 report.progress("prefill", start + num_done, end, start)
@@ -82,7 +82,7 @@ def prefill_prefix(
             exact.end_prefix()
         elif isinstance(kept, CompressedLayer):
             _compress(exact, kept, start, num_spare)
-        mx.eval(kept.arrays())
+        finish(kept.arrays())
         if checkpoint:
             checkpoint.layer_done(cache, index, num_layers, hidden)
     mx.clear_cache()
@@ -112,10 +112,20 @@ def prefill_suffix(
         for layer, layer_cache in zip(model.layers, cache.layers, strict=True):
             h = layer(h, ids[:, a:b], layer_cache)
             # One by one: a GPU would hold every layer's decoded keys and values until all are done.
-            mx.eval(h)
+            finish(h)
         mx.eval(cache.arrays())
         report.progress("prefill", start + b, start + len(tokens), cached_tokens)
     return model.logits(h)
+
+
+def finish(*arrays: mx.array | list[mx.array]) -> None:
+    """Evaluate, and wait until MLX has let go of what that took.
+
+    On a GPU a thread of its own does so, a moment after the arrays are there. What comes in between finds the
+    layer's buffers in use and copies them, or takes its memory beside that of the layer before.
+    """
+    mx.eval(*arrays)
+    mx.synchronize()
 
 
 def _fast_weights(model: Model, index: int, num_tokens: int) -> AbstractContextManager[None]:

@@ -17,6 +17,7 @@ from worker.engine.kv_cache import (
     whole_blocks,
     with_room,
 )
+from worker.engine.prefill import finish
 from worker.engine.shapes import LayerShape
 
 HEADS, DIM = 2, 64
@@ -83,7 +84,7 @@ def test_the_tails_buffer_begins_small_and_moves_seldom():
     rooms = []
     for a in range(0, TAIL_TOKENS, 16):
         layer.update_and_fetch(k[:, :, a : a + 16], v[:, :, a : a + 16])
-        mx.eval(layer.arrays())
+        finish(layer.arrays())
         rooms.append((layer._tail_k.shape[2], np.array(layer._tail_k, copy=False).ctypes.data))
     assert rooms[0][0] == FIRST_ROOM
     assert rooms[-1][0] < TAIL_TOKENS + BLOCK_TOKENS
@@ -186,7 +187,7 @@ def test_an_exact_layer_attends_to_all_so_far_and_never_moves_its_buffer(monkeyp
     for a in range(0, 300, 100):
         handle, _ = layer.update_and_fetch(k[:, :, a : a + 100], v[:, :, a : a + 100])
         out = handle.owner.attend(q[:, :, a : a + 100], 0.125, None)
-        mx.eval(out, layer.arrays())
+        finish(out, layer.arrays())
         assert mx.allclose(out, expected[:, :, a : a + 100], atol=1e-5)
         places.add(np.array(layer.arrays()[0], copy=False).ctypes.data)
     assert layer.offset == 300
