@@ -197,6 +197,9 @@ class SealedHeader:
         return _object(self.path, self.raw[start : start + self.prelude.meta_bytes])
 
 
+AnyHeader = Header | SealedHeader
+
+
 def _object(path: Path, text: bytes) -> dict[str, Any]:
     try:
         value = json.loads(text)
@@ -315,7 +318,7 @@ def parse_prelude(path: Path, raw: bytes, file_bytes: int) -> Prelude:
     )
 
 
-def read_header(fd: int, path: Path) -> Header | SealedHeader:
+def read_header(fd: int, path: Path) -> AnyHeader:
     """Read and check a whole header; nothing is allocated that the file is too small for."""
     status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode):
@@ -323,7 +326,7 @@ def read_header(fd: int, path: Path) -> Header | SealedHeader:
     return parse_header(path, lambda start, end: os.pread(fd, end - start, start), status.st_size)
 
 
-def parse_header(path: Path, read: Callable[[int, int], bytes], file_bytes: int) -> Header | SealedHeader:
+def parse_header(path: Path, read: Callable[[int, int], bytes], file_bytes: int) -> AnyHeader:
     """Check the header of a file of this size; read: gives the bytes from a start up to an end."""
     raw = read(0, _PREFETCH_BYTES)
     prelude = parse_prelude(path, raw, file_bytes)

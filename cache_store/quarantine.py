@@ -11,7 +11,7 @@ from pathlib import Path
 
 from cache_store import files
 from cache_store.errors import BadBlock
-from cache_store.header import Header, SealedHeader, read_header
+from cache_store.header import AnyHeader, SealedHeader, read_header
 from cache_store.index import SUFFIX, Index, text_in
 from cache_store.key import BlockKey
 
@@ -48,7 +48,7 @@ def is_encrypted(path: Path) -> bool:
     return isinstance(_header_of(path), SealedHeader)
 
 
-def _header_of(path: Path) -> Header | SealedHeader | None:
+def _header_of(path: Path) -> AnyHeader | None:
     """None where there is none that can be read."""
     try:
         fd = os.open(path, files.READ_FLAGS)

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from cache_store.errors import BadBlock, TierDown
-from cache_store.header import BlockInfo
-from cache_store.index import Entry, text_in
+from cache_store.header import AnyHeader, BlockInfo
+from cache_store.index import Entry
 from cache_store.key import BlockKey
 from cache_store.tier import Tier
 
@@ -133,26 +133,28 @@ class Sharing:
         where = (attached_to, key) if attached_to else (key,)
         self._now(partial(self._tier.remove, *where))
 
-    def remove_tenant(self, tenant: str) -> None:
-        """Delete a tenant's blocks, and files that do not say whose they are; reads all headers.
+    def remove_where(
+        self, unwanted: Callable[[AnyHeader], bool], unwanted_here: Callable[[Entry], bool]
+    ) -> None:
+        """Delete the blocks of which a file is unwanted or does not say what it is; reads all headers.
+
+        unwanted_here: the same of what is stored here, so that it is neither pushed nor kept elsewhere.
 
         Raises TierDown, with what was deleted until then gone.
         """
         for block in _in_time(self._tier.blocks, self._tier.request_s, self._tier):
-            if self._now(partial(self._is_of, block, tenant)):
+            if self._now(partial(self._has, block, unwanted)):
                 self._now(partial(self._tier.remove, block))
         for entry in self._store.entries():
-            if entry.tenant == tenant and not entry.attached:
+            if unwanted_here(entry) and not entry.attached:
                 self.remove(entry.key, None)
 
-    def _is_of(self, block: BlockKey, tenant: str) -> bool:
+    def _has(self, block: BlockKey, unwanted: Callable[[AnyHeader], bool]) -> bool:
         try:
-            for key, file_bytes in self._tier.holds(block).items():
-                if text_in(self._tier.header(block, key, file_bytes).meta, "tenant") == tenant:
-                    return True
+            files = self._tier.holds(block).items()
+            return any(unwanted(self._tier.header(block, key, file_bytes)) for key, file_bytes in files)
         except BadBlock:
             return True
-        return False
 
     def _now(self, call: Callable[[], T]) -> T:
         return _in_time(call, self._tier.answer_s, self._tier)

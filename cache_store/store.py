@@ -25,8 +25,8 @@ from cache_store.checkpoints import Checkpoints
 from cache_store.errors import BadBlock, KeyringError, NoKey, UnknownVersion
 from cache_store.files import Contents, read_at
 from cache_store.folder import Folder
-from cache_store.header import BlockInfo, Header
-from cache_store.index import Entry
+from cache_store.header import AnyHeader, BlockInfo, Header, SealedHeader
+from cache_store.index import Entry, text_in
 from cache_store.key import BlockKey, TokenIds, as_token_ids
 from cache_store.keyring import Keyring
 from cache_store.quarantine import is_encrypted, tenant_of
@@ -342,27 +342,40 @@ class SnapshotStore:
         """
         if self._folder.keyring:
             self._folder.keyring.remove(tenant)
-        if self._sharing:
-            self._sharing.remove_tenant(tenant)
-        with self._folder.locked():
-            self._folder.refresh()
-            owned = [entry.key for entry in self._folder.index.entries.values() if entry.tenant == tenant]
-            for key in owned:
-                self.remove_here(key)
-            self._folder.remove_apart(lambda path: tenant_of(path) in (tenant, None))
-        return len(owned)
+        return self._remove_where(
+            lambda header: text_in(header.meta, "tenant") == tenant,
+            lambda entry: entry.tenant == tenant,
+            lambda path: tenant_of(path) in (tenant, None),
+        )
 
     def remove_plain(self) -> int:
         """Delete every block that is not encrypted, with its pin; how many went.
 
         What lies in quarantine or belongs to a checkpoint, and does not say that it is encrypted, goes too.
-        From the shared tier as `remove`; raises what that raises.
+        From the shared tier as `remove_tenant`, whoever put it there; raises what that raises.
         """
-        plain = [entry.key for entry in self.entries() if not entry.key_id]
-        for key in plain:
-            self.remove(key)
-        self._folder.remove_apart(lambda path: not is_encrypted(path))
-        return len(plain)
+        return self._remove_where(
+            lambda header: not isinstance(header, SealedHeader),
+            lambda entry: not entry.key_id,
+            lambda path: not is_encrypted(path),
+        )
+
+    def _remove_where(
+        self,
+        unwanted: Callable[[AnyHeader], bool],
+        unwanted_here: Callable[[Entry], bool],
+        unwanted_apart: Callable[[Path], bool],
+    ) -> int:
+        """Delete from the tier, then blocks, bad blocks and checkpoints here; how many blocks went."""
+        if self._sharing:
+            self._sharing.remove_where(unwanted, unwanted_here)
+        with self._folder.locked():
+            self._folder.refresh()
+            keys = [entry.key for entry in self._folder.index.entries.values() if unwanted_here(entry)]
+            for key in keys:
+                self.remove_here(key)
+            self._folder.remove_apart(unwanted_apart)
+        return len(keys)
 
     def _stored(self, key: BlockKey, ids: TokenIds, exact: bool) -> bool | None:
         """True: the disk holds this block or a better one. False: it may not be replaced. None: write it."""

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from cache_store.errors import TierDown
-from cache_store.header import FORMAT_VERSION, Header, SealedHeader, parse_header
+from cache_store.header import FORMAT_VERSION, AnyHeader, parse_header
 from cache_store.index import SUFFIX
 from cache_store.key import BlockKey
 
@@ -140,7 +140,7 @@ class Tier:
         }
         return sorted(map(BlockKey.from_hex, keys))
 
-    def header(self, block: BlockKey, key: BlockKey, file_bytes: int) -> Header | SealedHeader:
+    def header(self, block: BlockKey, key: BlockKey, file_bytes: int) -> AnyHeader:
         """The checked header of a file of this size, without its payload. Raises BadBlock too."""
         path = self.path(block, key)
 

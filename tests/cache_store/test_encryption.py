@@ -252,6 +252,31 @@ def test_what_is_plain_is_deleted_and_nothing_else(store: SnapshotStore, folder:
     assert store.remove_plain() == 0
 
 
+def test_what_is_plain_goes_from_the_tier_though_it_is_evicted_here(tmp_path: Path, keys: Path) -> None:
+    share = tmp_path / "share"
+    share.mkdir()
+    url = f"file://{share}"
+    plain = SnapshotStore(tmp_path / "a", BUDGET, 0, tier=Tier(url))
+    for index in range(3):
+        assert put(plain, CHAIN, index)
+    assert attach(plain, CHAIN.keys[2], "logits", sections_of([]), {})
+    assert plain.wait_pushed(30)
+    plain.close()
+    store = SnapshotStore(tmp_path / "b", BUDGET, 0, tier=Tier(url), keyring=Keyring(keys))
+    anna = put_all(store, "anna")
+    assert store.wait_pushed(30)
+    unreadable = Path(Tier(url).path(CHAIN.keys[0], CHAIN.keys[0]))
+    unreadable.write_bytes(b"x" * 100)
+    assert store.remove_plain() == 0
+    assert {path.parent.name for path in files_in(share / "v1")} == {key.hex for key in anna.keys}
+    assert store.match(anna.keys, anna.blocks) == 3
+    store.close()
+    again = SnapshotStore(tmp_path / "a", BUDGET, 0, tier=Tier(url))  # told by the notes on the tier
+    assert again.wait_pushed(30)
+    assert again.entries() == []
+    again.close()
+
+
 def test_another_key_in_its_place_is_a_miss_and_no_damage(
     store: SnapshotStore, folder: Path, keys: Path
 ) -> None:
