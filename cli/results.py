@@ -7,6 +7,11 @@ from rich.markup import escape
 
 from jobs import Result
 
+_ENDED = {
+    "length": "; cut at the limit, see --max-tokens",
+    "repetition": "; ended because it repeated itself",
+}
+
 
 def show_result(console: Console, result: Result) -> None:
     """The answers, each with what it cost."""
@@ -18,11 +23,11 @@ def show_result(console: Console, result: Result) -> None:
         console.print(output.text.strip(), markup=False, highlight=False, soft_wrap=True)
         usage, timing = output.usage, output.timing
         rate = f", {usage.output_tokens / timing.decode_s:,.0f} tokens/s" if timing.decode_s > 0 else ""
-        cut = "; cut at the limit, see --max-tokens" if output.finish_reason == "length" else ""
+        ended = _ENDED.get(output.finish_reason, "")
         console.print(
             f"[dim]{usage.prompt_tokens:,} prompt tokens, {usage.cached_tokens:,} of them cached; "
             f"{usage.output_tokens:,} output tokens{rate}; "
-            f"first token after {timing.time_to_first_token_s:.2f} s{cut}[/dim]\n",
+            f"first token after {timing.time_to_first_token_s:.2f} s{ended}[/dim]\n",
             highlight=False,
             soft_wrap=True,
         )

@@ -70,7 +70,18 @@ def test_answer_is_printed_with_what_it_cost(tmp_path: Path) -> None:
     assert done.returncode == 0
     assert "Forty-two." in done.stdout
     assert "1,000 prompt tokens, 960 of them cached" in done.stdout
-    assert "first token after 0.25 s" in done.stdout
+    assert "first token after 0.25 s\n" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("reason", "told"), [("length", "cut at the limit, see --max-tokens"), ("repetition", "repeated itself")]
+)
+def test_why_an_answer_was_ended_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: str, told: str
+) -> None:
+    monkeypatch.setitem(RESULT["outputs"][0], "finish_reason", reason)
+    with fake_api(finished_job) as url:
+        assert told in longleaf(tmp_path, "ask", "doc_1", "How many?", api=url).stdout
 
 
 def test_result_as_json_is_the_result_alone(tmp_path: Path) -> None:
