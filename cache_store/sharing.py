@@ -135,19 +135,24 @@ class Sharing:
 
     def remove_where(
         self, unwanted: Callable[[AnyHeader], bool], unwanted_here: Callable[[Entry], bool]
-    ) -> None:
-        """Delete the blocks of which a file is unwanted or does not say what it is; reads all headers.
+    ) -> set[BlockKey]:
+        """Delete the blocks of which a file is unwanted or does not say what it is; which.
+
+        Reads every header there is.
 
         unwanted_here: the same of what is stored here, so that it is neither pushed nor kept elsewhere.
 
         Raises TierDown, with what was deleted until then gone.
         """
+        removed = set()
         for block in _in_time(self._tier.blocks, self._tier.request_s, self._tier):
             if self._now(partial(self._has, block, unwanted)):
                 self._now(partial(self._tier.remove, block))
+                removed.add(block)
         for entry in self._store.entries():
             if unwanted_here(entry) and not entry.attached:
                 self.remove(entry.key, None)
+        return removed
 
     def _has(self, block: BlockKey, unwanted: Callable[[AnyHeader], bool]) -> bool:
         try:

@@ -366,16 +366,18 @@ class SnapshotStore:
         unwanted_here: Callable[[Entry], bool],
         unwanted_apart: Callable[[Path], bool],
     ) -> int:
-        """Delete from the tier, then blocks, bad blocks and checkpoints here; how many blocks went."""
-        if self._sharing:
-            self._sharing.remove_where(unwanted, unwanted_here)
+        """Delete from the tier, then blocks, bad blocks and checkpoints here.
+
+        How many blocks went: one that lay here and there counts once.
+        """
+        there = self._sharing.remove_where(unwanted, unwanted_here) if self._sharing else set()
         with self._folder.locked():
             self._folder.refresh()
-            keys = [entry.key for entry in self._folder.index.entries.values() if unwanted_here(entry)]
-            for key in keys:
+            here = {entry.key for entry in self._folder.index.entries.values() if unwanted_here(entry)}
+            for key in here:
                 self.remove_here(key)
             self._folder.remove_apart(unwanted_apart)
-        return len(keys)
+        return len(here | there)
 
     def _stored(self, key: BlockKey, ids: TokenIds, exact: bool) -> bool | None:
         """True: the disk holds this block or a better one. False: it may not be replaced. None: write it."""
