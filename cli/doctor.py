@@ -30,8 +30,9 @@ ANSWER_S = 3.0
 
 _DEVICE = """
 import json, mlx.core as mx
+from worker.engine.memory import device_bytes
 x = mx.ones((8, 8)) @ mx.ones((8, 8)); mx.eval(x)
-print(json.dumps({"mlx": mx.__version__, "device": str(mx.default_device())}))
+print(json.dumps({"mlx": mx.__version__, "device": str(mx.default_device()), "num_bytes": device_bytes()}))
 """
 _COMPILER = """
 import json
@@ -70,7 +71,7 @@ def _device(_: Settings) -> Finding:
     found, error = ask(_DEVICE)
     if error:
         return Finding("MLX", "bad", error, "install the locked packages again: `make clean demo`")
-    detail = f"{found['mlx']} on {found['device']}"
+    detail = f"{found['mlx']} on {found['device']}, which may use {found['num_bytes'] / 1e9:.1f} GB"
     if "gpu" in found["device"]:
         return Finding("MLX", "ok", detail)
     return Finding("MLX", "warn", detail, "without a GPU only small models are of use; see README")

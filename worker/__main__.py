@@ -23,7 +23,7 @@ from worker.holdings import NO_BUDGET, HoldingsReport
 from worker.join import join
 from worker.outbox import Outbox
 from worker.parent import PatientBackoff, RunWorker
-from worker.prediction import with_memory
+from worker.prediction import with_peaks
 from worker.presence import Presence
 from worker.redis_server import CannotStart, wait_for_redis
 from worker.resident import EngineUnavailable, Resident
@@ -90,7 +90,7 @@ def serve(settings: Settings, child_command: Sequence[str]) -> int:
     settings.token()  # a file that was named and is not there stops the start
     documents = DocumentSource(settings.api, settings.token)
     folder = settings.models / folder_name(settings.model)
-    complete = partial(with_memory, folder=folder, limit_bytes=settings.memory_bytes)
+    complete = partial(with_peaks, folder=folder)
     resident = Resident(
         child_command, _child_env(settings), settings.model, complete, settings.engine_limit_bytes
     )

@@ -155,11 +155,16 @@ def do(engine: Any, run: protocol.Run, channel: Channel) -> protocol.End:
 
 
 def load_engine(settings: Settings) -> Any:
-    """Load the model that the settings name, with the snapshot store of the data folder."""
+    """Load the model that the settings name, with the snapshot store of the data folder.
+
+    Raises EngineError where the model or the memory settings can't be served.
+    """
     from cache_store import Keyring, SnapshotStore, Tier
     from jobs.settings import folder_name
     from worker.engine.engine import Engine
+    from worker.engine.memory import keep_resident
 
+    keep_resident(settings.wired_bytes)
     tier = Tier(settings.shared_tier) if settings.shared_tier else None
     keyring = Keyring(settings.snapshot_keys) if settings.snapshot_keys else None
     store = SnapshotStore(settings.snapshots, settings.snapshots_bytes, tier=tier, keyring=keyring)

@@ -8,22 +8,18 @@ import sys
 from pathlib import Path
 
 from jobs import ModelCard
-from worker.engine.planner import machine_bytes, plan
+from worker.engine.planner import plan
 
 log = logging.getLogger("worker.prediction")
 
 FEWEST_TOKENS = 256
 
 
-def with_memory(card: ModelCard, folder: Path, limit_bytes: int | None) -> ModelCard:
-    """The card with `peak_points`, up to the context, and `memory_bytes`.
+def with_peaks(card: ModelCard, folder: Path) -> ModelCard:
+    """The card with `peak_points`, up to the context.
 
-    The points are at powers of two, where a chunk of prefill has its full size and the prediction bends. A
-    card is given back as it is where the folder's config.json states too little.
-
-    Args:
-        limit_bytes: what model and requests may take. Where None it is the memory of this machine, except
-            for a GPU with memory of its own, whose size only the engine child knows.
+    They are at powers of two, where a chunk of prefill has its full size and the prediction bends. A card is
+    given back as it is where the folder's config.json states too little.
     """
     on_cpu = card.device == "cpu"
     on_cuda = not on_cpu and sys.platform != "darwin"
@@ -39,5 +35,4 @@ def with_memory(card: ModelCard, folder: Path, limit_bytes: int | None) -> Model
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         log.warning("%s: its memory is not predicted (%s: %s)", card.id, type(error).__name__, error)
         return card
-    memory_bytes = limit_bytes or (None if on_cuda else machine_bytes())
-    return card.model_copy(update={"peak_points": points, "memory_bytes": memory_bytes})
+    return card.model_copy(update={"peak_points": points})

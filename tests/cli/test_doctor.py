@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import sqlite3
 import subprocess
@@ -45,6 +46,7 @@ def test_a_working_installation_ends_with_0_and_changes_nothing(tmp_path: Path) 
         "model", "port",
     ):  # fmt: skip
         assert f" {name}: " in done.stdout
+    assert re.search(r"MLX: .*, which may use [1-9]\d*\.\d GB", done.stdout)
     assert "bad" not in done.stdout
     assert list(tmp_path.iterdir()) == []
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from jobs import ModelCard
-from worker.engine.planner import machine_bytes, plan
-from worker.prediction import with_memory
+from worker.engine.planner import plan
+from worker.prediction import with_peaks
 
 CONFIG = {
     "model_type": "llama",
@@ -50,22 +50,16 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(("context", "last"), [(8192, [4096, 8192]), (5000, [4096, 5000]), (200, [1, 200])])
 def test_the_points_go_from_one_token_to_the_context(folder: Path, context: int, last: list[int]) -> None:
-    found = with_memory(card(context), folder, None)
+    found = with_peaks(card(context), folder)
     tokens = [n for n, _ in found.peak_points]
     assert (tokens[0], tokens[-2:]) == (1, last)
     assert tokens == sorted(set(tokens))
     assert dict(found.peak_points)[context] == plan(CONFIG, context, on_cpu=True).total_bytes
-    assert found.memory_bytes == machine_bytes()
 
 
-def test_a_limit_that_was_set_is_the_memory(folder: Path) -> None:
-    assert with_memory(card(), folder, 1_000_000).memory_bytes == 1_000_000
-
-
-def test_the_size_of_a_gpus_own_memory_is_left_open(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_with_memory_of_its_own_needs_other_room(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.platform", "linux")
-    found = with_memory(card(device="gpu (NVIDIA H200)"), folder, None)
-    assert found.memory_bytes is None
+    found = with_peaks(card(device="gpu (NVIDIA H200)"), folder)
     assert dict(found.peak_points)[8192] == plan(CONFIG, 8192, on_cuda=True).total_bytes
 
 
@@ -73,4 +67,4 @@ def test_the_size_of_a_gpus_own_memory_is_left_open(folder: Path, monkeypatch: p
 def test_a_folder_that_says_too_little_leaves_the_card_as_it_is(tmp_path: Path, config: str | None) -> None:
     if config is not None:
         (tmp_path / "config.json").write_text(config)
-    assert with_memory(card(), tmp_path, None) == card()
+    assert with_peaks(card(), tmp_path) == card()

@@ -81,7 +81,7 @@ class Engine:
         """Load a model folder.
 
         Args:
-            memory_bytes: what model and requests may take; the device's memory where None.
+            memory_bytes: what model and requests may take; what the device may use where None.
             verify: as for the engine.
 
         Raises:

@@ -16,7 +16,7 @@ class Limits:
     def __init__(self, model: Model, memory_bytes: int | None) -> None:
         """
         Args:
-            memory_bytes: what model and requests may take; the device's memory where None.
+            memory_bytes: what model and requests may take; what the device may use where None.
         """
         self._model = model
         self._memory_bytes = memory_bytes or device_bytes()

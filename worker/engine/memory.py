@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import mlx.core as mx
@@ -9,11 +10,43 @@ import mlx.core as mx
 from worker.engine.errors import EngineError
 from worker.engine.planner import OUTPUT_TOKENS, SUFFIX_TOKENS, machine_bytes, most_tokens, plan
 
+log = logging.getLogger("worker.engine")
+
 
 def device_bytes() -> int:
-    """The memory of MLX's default device; the machine's where MLX doesn't say."""
+    """The memory of MLX's default device, or what macOS lets a GPU keep of it; the machine's if unknown."""
     info = mx.device_info()
-    return int(info.get("memory_size") or info.get("total_memory") or machine_bytes())
+    sizes = (_gpu_share_bytes(), info.get("memory_size"), info.get("total_memory"), machine_bytes())
+    return int(next(size for size in sizes if size))
+
+
+def keep_resident(num_bytes: int | None) -> None:
+    """Have macOS page out none of so many bytes of MLX's; leave it to macOS where None.
+
+    Raises:
+        EngineError: `wired_bytes_exceeded` where macOS lets its GPU keep fewer.
+    """
+    if num_bytes is None:
+        return
+    share = _gpu_share_bytes()
+    if share is None:
+        log.warning("LONGLEAF_WIRED_BYTES has no effect here: macOS alone pages out what a GPU works on")
+        return
+    if num_bytes > share:
+        raise EngineError(
+            "wired_bytes_exceeded",
+            f"LONGLEAF_WIRED_BYTES is {_gb(num_bytes)}, but macOS lets this GPU keep {_gb(share)}; "
+            "set it to no more, or raise that with `sudo sysctl iogpu.wired_limit_mb=N`.",
+            wired_bytes=num_bytes,
+            limit_bytes=share,
+        )
+    mx.set_wired_limit(num_bytes)
+
+
+def _gpu_share_bytes() -> int | None:
+    """What macOS lets its GPU keep in memory at once; past it work is slow, or ended. None elsewhere."""
+    share = mx.device_info().get("max_recommended_working_set_size")
+    return int(share) if share else None
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -58,7 +91,8 @@ def require_memory(
         "memory_exceeded",
         f"{num_tokens:,} tokens of prompt and answer need {_gb(found.total_bytes)} with {model_id} (weights "
         f"{_gb(found.weights_bytes)}, KV cache {_gb(found.kv_bytes)}, prefill {_gb(found.working_bytes)}), "
-        f"but the limit is {_gb(limit_bytes)} (this device's memory, or LONGLEAF_MEMORY_BYTES); {next_step}",
+        f"but the limit is {_gb(limit_bytes)} (what the device may use, or LONGLEAF_MEMORY_BYTES); "
+        f"{next_step}",
         num_tokens=num_tokens,
         predicted_bytes=found.total_bytes,
         limit_bytes=limit_bytes,

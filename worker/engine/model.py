@@ -64,7 +64,7 @@ def load(folder: Path, model_id: str, memory_bytes: int | None = None) -> Model:
     On a CPU the weights become float32: MLX has no SIMD for its other types there.
 
     Args:
-        memory_bytes: what the model may take; the device's memory where None.
+        memory_bytes: what model and requests may take; what the device may use where None.
 
     Raises:
         EngineError: `unsupported_architecture`, `unsupported_head_size`, `memory_exceeded` or
@@ -73,6 +73,7 @@ def load(folder: Path, model_id: str, memory_bytes: int | None = None) -> Model:
     attention.install()
     from mlx_lm.utils import load_model, load_tokenizer
 
+    memory_bytes = memory_bytes or device_bytes()
     config = _read_config(folder)
     architecture = config.get("model_type", "unknown")
     if reason := refusal(config):
@@ -92,7 +93,7 @@ def load(folder: Path, model_id: str, memory_bytes: int | None = None) -> Model:
         ) from error
     raw, config = config, text_config(config)
     try:
-        require_memory(model_id, config, 1, memory_bytes or device_bytes())
+        require_memory(model_id, config, 1, memory_bytes)
     except KeyError as error:
         raise EngineError("model_unreadable", f"{folder}/config.json states no {error}.") from error
     try:
@@ -134,6 +135,7 @@ def load(folder: Path, model_id: str, memory_bytes: int | None = None) -> Model:
         weights_bytes=sum(array.nbytes for _, array in tree_flatten(module.parameters())),
         fingerprint=fingerprint(folder, kv_format),
         device=_device_name(on_cpu),
+        memory_bytes=memory_bytes,
     )
     return Model(
         embed=parts.embed,
