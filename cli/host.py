@@ -74,7 +74,9 @@ def plan(
     context: Annotated[
         int | None, typer.Option(min=1, help="Tokens of prompt and answer; the model's context where absent.")
     ] = None,
-    memory: Annotated[str | None, typer.Option(help="Such as 64GB; this machine's where absent.")] = None,
+    memory: Annotated[
+        str | None, typer.Option(help="Such as 64GB; what this machine's device may use where absent.")
+    ] = None,
     cpu: Annotated[bool, typer.Option("--cpu", help="Plan for a machine without a GPU.")] = False,
 ) -> None:
     """Say how much memory a model needs for a context, and whether it fits."""

@@ -63,12 +63,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--context", type=int, metavar="TOKENS", help="prompt and answer; the model's context"
     )
-    parser.add_argument("--memory", metavar="SIZE", help="such as 64GB; this machine's memory")
+    parser.add_argument("--memory", metavar="SIZE", help="such as 64GB; what this machine's device may use")
     parser.add_argument("--cpu", action="store_true", help="for a machine without a GPU: float32 throughout")
     parser.add_argument("--models-dir", metavar="DIR", type=Path, default=default_models_dir())
     options = parser.parse_args(arguments)
     try:
-        memory = TypeAdapter(ByteSize).validate_python(options.memory or machine_bytes())
+        memory = TypeAdapter(ByteSize).validate_python(options.memory or _memory_here(options.cpu))
         config = read_config(options.model, options.models_dir)
         num_tokens = options.context or config["max_position_embeddings"]
         if not 0 < num_tokens <= config["max_position_embeddings"]:
@@ -89,6 +89,14 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     print(table(options.model, found, memory, num_fitting))
     return 0
+
+
+def _memory_here(on_cpu: bool) -> int:
+    if on_cpu:
+        return machine_bytes()
+    from worker.engine.memory import device_bytes  # loads MLX, which a plan for another machine needn't
+
+    return device_bytes()
 
 
 def _gb(num_bytes: int) -> str:

@@ -21,7 +21,7 @@ from worker.engine import planner, prefill, window
 from worker.engine.architectures import VERIFIED_ARCHITECTURES
 from worker.engine.engine import Engine, EngineError
 from worker.engine.kv_cache import SINK_TOKENS, TAIL_TOKENS, KVCache, blocks_end
-from worker.engine.planner import most_tokens, plan
+from worker.engine.planner import machine_bytes, most_tokens, plan
 from worker.engine.report import Silent
 from worker.engine.shapes import LayerShape
 from worker.engine.weights import weights_bytes
@@ -215,6 +215,17 @@ def test_the_table_of_a_model_folder(tmp_path, capsys):
     assert short.split("fits in 48.00 GB?")[1].split()[0] == "no"
 
 
+def test_without_a_size_it_is_planned_for_what_this_device_may_use(tmp_path, capsys, monkeypatch):
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_70B_4BIT))
+    monkeypatch.setattr(
+        mx, "device_info", lambda: {"memory_size": 64 << 30, "max_recommended_working_set_size": 48 << 30}
+    )
+    assert command.main([str(tmp_path)]) == 0
+    assert capsys.readouterr().out.split("fits in 51.54 GB?")[1].split()[0] == "no"
+    assert command.main([str(tmp_path), "--cpu"]) == 0
+    assert f"fits in {machine_bytes() / 1e9:.2f} GB?" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("changes", "options", "reason"),
     [
@@ -231,8 +242,12 @@ def test_what_cannot_be_planned_exits_with_2(tmp_path, capsys, changes, options,
     assert reason in capsys.readouterr().err
 
 
-def test_planning_loads_no_mlx():
-    code = "import sys, worker.plan; print(*{n.partition('.')[0] for n in sys.modules})"
+def test_planning_for_another_machine_loads_no_mlx(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
+    code = (
+        f"import sys, worker.plan; worker.plan.main([{str(tmp_path)!r}, '--memory', '64GB']); "
+        "print(*{n.partition('.')[0] for n in sys.modules})"
+    )
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert "mlx" not in loaded.split()
 
