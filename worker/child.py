@@ -169,7 +169,9 @@ def load_engine(settings: Settings) -> Any:
     keyring = Keyring(settings.snapshot_keys) if settings.snapshot_keys else None
     store = SnapshotStore(settings.snapshots, settings.snapshots_bytes, tier=tier, keyring=keyring)
     folder = settings.models / folder_name(settings.model)
-    return Engine.load(folder, settings.model, store, settings.memory_bytes, settings.verify)
+    return Engine.load(
+        folder, settings.model, store, settings.memory_bytes, settings.verify, settings.unverified_model
+    )
 
 
 def main() -> int:

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
 from jobs.settings import folder_name
-from worker.engine.architectures import refusal
+from worker.engine.architectures import is_unverified, refusal
 from worker.engine.planner import Plan, machine_bytes, most_tokens, plan
 from worker.engine.shapes import text_config
 from worker.models import default_models_dir
@@ -52,8 +52,10 @@ def read_config(model: str, models_dir: Path) -> dict[str, Any]:
         ) from error
     if not isinstance(config, dict):
         raise ValueError(f"{folder}/config.json holds no object")
-    if reason := refusal(config):
+    if reason := refusal(config, unverified=True):
         raise ValueError(f"{model} {reason}")
+    if is_unverified(config["model_type"]):
+        print(f"{config['model_type']!r} is not verified: planned as a llama of its sizes", file=sys.stderr)
     return text_config(config)
 
 

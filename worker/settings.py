@@ -32,6 +32,8 @@ class Settings(SharedSettings):
     engine_memory_bytes: Annotated[ByteSize, Field(gt=0)] | None = None
     """Resident memory over which the engine process is ended, together with its job; by default a quarter and
     1 GB more than `memory_bytes`, and no limit where that is None too."""
+    unverified_model: bool = False
+    """Take an architecture that nobody has verified, if it computes what mlx_lm's model does."""
     wired_bytes: Annotated[ByteSize, Field(gt=0)] | None = None
     """What macOS may not page out of an engine's memory; up to macOS where None."""
     steal_after_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 20.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from worker.engine.shapes import KEYS_WITH_A_BIAS, layer_types, text_config
+from worker.engine.shapes import KEYS_OF_4_BITS, layer_types, text_config
 
 VERIFIED_ARCHITECTURES = (
     "gemma3",
@@ -50,14 +50,23 @@ _ROPE_SCALING_IGNORED = ("mixtral", "qwen3_moe")
 _ROPE_PARAMETERS_READ = ("qwen3", "gemma4_text")
 _LAYER_TYPES_READ = ("gemma3_text", "gemma4_text", "gpt_oss", "llama", "mistral")
 """mlx_lm passes over what is not named here without a word; the model would compute something else."""
-_KEY_BIAS_SERVED = (*KEYS_WITH_A_BIAS, "qwen3", "qwen3_moe")
-"""The others normalise their keys behind the bias."""
+_KEYS_NORMALISED = ("qwen3", "qwen3_moe")
+"""Behind the bias."""
 
 
-def refusal(config: dict[str, Any]) -> str | None:
-    """Why a model with this config cannot be served, as the predicate of a sentence; None if it can."""
-    if config.get("model_type", "unknown") not in VERIFIED_ARCHITECTURES:
-        architecture = config.get("model_type", "unknown")
+def is_unverified(architecture: str) -> bool:
+    """Whether nothing speaks against an architecture but that nobody has verified it."""
+    return architecture not in VERIFIED_ARCHITECTURES and architecture not in WHY_NOT
+
+
+def refusal(config: dict[str, Any], unverified: bool = False) -> str | None:
+    """Why a model with this config cannot be served, as the predicate of a sentence; None if it can.
+
+    Args:
+        unverified: whether an architecture may be one that `is_unverified`.
+    """
+    architecture = config.get("model_type", "unknown")
+    if architecture not in VERIFIED_ARCHITECTURES and not (unverified and is_unverified(architecture)):
         reason = WHY_NOT.get(architecture)
         return (
             f"has the architecture {architecture!r}, which is not verified{': ' + reason if reason else ''}"
@@ -67,6 +76,8 @@ def refusal(config: dict[str, Any]) -> str | None:
     context = config.get("max_position_embeddings")
     if not isinstance(context, int):
         return f"states max_position_embeddings as {context!r} in config.json; expected the context in tokens"
+    if is_unverified(architecture) and _states_windows(config):
+        return "has layers with a window, which are served in verified architectures alone"
     if reason := _window_refusal(config):
         return reason
     for cap in ("attn_logit_softcapping", "final_logit_softcapping"):
@@ -74,7 +85,11 @@ def refusal(config: dict[str, Any]) -> str | None:
             return f"sets {cap}, which mlx_lm does not read for {architecture!r}"
     if config.get("use_bidirectional_attention") in (True, "all"):
         return "attends to tokens ahead of a query, so no answer can be generated with it"
-    if config.get("attention_bias") and architecture not in _KEY_BIAS_SERVED:
+    if (
+        config.get("attention_bias")
+        and architecture in KEYS_OF_4_BITS
+        and architecture not in _KEYS_NORMALISED
+    ):
         return (
             "sets attention_bias: its keys have a bias, for which 4 bits may be too few, "
             f"and {architecture!r} is not verified with keys of 8"
@@ -88,6 +103,13 @@ def refusal(config: dict[str, Any]) -> str | None:
     ):
         return f"states rope_theta under rope_parameters alone, unread by mlx_lm for {architecture!r}"
     return None
+
+
+def _states_windows(config: dict[str, Any]) -> bool:
+    """Whether any of a text config's words for windows is set; few tokens would not show that they are."""
+    kinds = config.get("layer_types") or ["full_attention"]
+    sizes = [value for key, value in config.items() if "window" in key and not isinstance(value, bool)]
+    return any(kind != "full_attention" for kind in kinds) or any(sizes)
 
 
 def _window_refusal(config: dict[str, Any]) -> str | None:

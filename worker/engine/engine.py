@@ -77,17 +77,19 @@ class Engine:
         snapshots: SnapshotStore | None,
         memory_bytes: int | None = None,
         verify: Verify = "sample",
+        unverified: bool = False,
     ) -> Engine:
         """Load a model folder.
 
         Args:
             memory_bytes: what model and requests may take; what the device may use where None.
             verify: as for the engine.
+            unverified: take an architecture that nobody has verified, if it computes what mlx_lm's does.
 
         Raises:
             EngineError: if the model cannot be served; the problem says why.
         """
-        model = model_loader.load(folder, model_id, memory_bytes)
+        model = model_loader.load(folder, model_id, memory_bytes, unverified)
         check_kernels(model)
         card = model.card
         shape = Shape(card.num_q_heads, card.num_kv_heads, card.head_dim)

@@ -15,7 +15,7 @@ from mlx.utils import tree_flatten
 from jobs import ModelCard
 from kernels import TileLayout
 from worker.engine import attention
-from worker.engine.architectures import VERIFIED_ARCHITECTURES, refusal
+from worker.engine.architectures import VERIFIED_ARCHITECTURES, is_unverified, refusal
 from worker.engine.errors import EngineError
 from worker.engine.experts import state_row_strides
 from worker.engine.fingerprint import fingerprint
@@ -23,7 +23,8 @@ from worker.engine.key_bits import describe, fewest_bits
 from worker.engine.kv_cache import KVCache
 from worker.engine.memory import device_bytes, require_memory
 from worker.engine.products import join_products
-from worker.engine.shapes import KEY_BITS_MEASURED, LayerShape, layer_shapes, text_config
+from worker.engine.shapes import KEYS_OF_4_BITS, KEYS_OF_8_BITS, LayerShape, layer_shapes, text_config
+from worker.engine.unverified import require_same_model
 from worker.engine.walk import Layer, walk
 
 
@@ -58,12 +59,13 @@ class Model:
         return last.astype(mx.float32)
 
 
-def load(folder: Path, model_id: str, memory_bytes: int | None = None) -> Model:
+def load(folder: Path, model_id: str, memory_bytes: int | None = None, unverified: bool = False) -> Model:
     """Load an MLX model folder.
 
     On a CPU the weights become float32: MLX has no SIMD for its other types there.
 
     Args:
+        unverified: take an architecture that nobody has verified, if it computes what mlx_lm's model does.
         memory_bytes: what model and requests may take; what the device may use where None.
 
     Raises:
@@ -76,10 +78,12 @@ def load(folder: Path, model_id: str, memory_bytes: int | None = None) -> Model:
     memory_bytes = memory_bytes or device_bytes()
     config = _read_config(folder)
     architecture = config.get("model_type", "unknown")
-    if reason := refusal(config):
+    if reason := refusal(config, unverified):
+        compare = ", or set LONGLEAF_UNVERIFIED_MODEL=1 to have it compared with mlx_lm's when it is loaded"
         raise EngineError(
             "unsupported_architecture",
-            f"Model {model_id} {reason}; choose a model of one of: {', '.join(VERIFIED_ARCHITECTURES)}.",
+            f"Model {model_id} {reason}; choose a model of one of: {', '.join(VERIFIED_ARCHITECTURES)}"
+            f"{compare if is_unverified(architecture) and not unverified else ''}.",
             architecture=architecture,
             verified=list(VERIFIED_ARCHITECTURES),
         )
@@ -110,11 +114,13 @@ def load(folder: Path, model_id: str, memory_bytes: int | None = None) -> Model:
         dequantize_weights(module)
         module.set_dtype(mx.float32)
         mx.eval(module.parameters())
+    if is_unverified(architecture):
+        require_same_model(model_id, module, config, shapes)
     parts = walk(module, architecture)
     if not on_cpu:
         join_products(parts.modules)
         state_row_strides(parts.modules)
-    if architecture in KEY_BITS_MEASURED:
+    if architecture not in KEYS_OF_8_BITS and text_config(raw)["model_type"] not in KEYS_OF_4_BITS:
         shapes = fewest_bits(parts, shapes, tokenizer)
     full = [shape for shape in shapes if shape.window is None and shape.source is None]
     kv_bits = sum(

@@ -6,10 +6,21 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 _HEADS_FILL_THE_WIDTH = ("mixtral", "phi3", "qwen2")
-KEYS_WITH_A_BIAS = ("gpt_oss", "qwen2")
-"""It is no block's mean any more once RoPE has turned it."""
-KEY_BITS_MEASURED = ("qwen2",)
-"""Loading the model finds which layers need 8 bits. gpt_oss keeps them in all: no real one was looked at."""
+KEYS_OF_4_BITS = (
+    "gemma3_text",
+    "gemma4_text",
+    "llama",
+    "mistral",
+    "mixtral",
+    "phi3",
+    "qwen3",
+    "qwen3_moe",
+    "smollm3",
+)
+"""Whose keys have no bias, or are normalised behind it. Elsewhere RoPE may have turned one, which is no
+block's mean any more then."""
+KEYS_OF_8_BITS = ("gpt_oss",)
+"""In all layers: no real one was looked at. Of what stands in neither, loading finds which layers need 8."""
 _WRAPPED = {"gemma3": "gemma3_text", "gemma4": "gemma4_text"}
 """Text beside vision: the sizes stand in `text_config`."""
 _WRAPPERS_HEADS = {"gemma3_text": (8, 4), "gemma4_text": (8, 1)}
@@ -104,7 +115,7 @@ def layer_shapes(config: dict[str, Any]) -> list[LayerShape]:
     config = text_config(config)
     num_kv_heads = int(config.get("num_key_value_heads") or config["num_attention_heads"])
     types, architecture = layer_types(config), config["model_type"]
-    format: Literal["int4c", "k8v4"] = "k8v4" if architecture in KEYS_WITH_A_BIAS else "int4c"
+    format: Literal["int4c", "k8v4"] = "int4c" if architecture in KEYS_OF_4_BITS else "k8v4"
     shapes = []
     for kind in types:
         dim, heads = head_dim(config), num_kv_heads

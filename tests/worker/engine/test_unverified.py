@@ -1,0 +1,102 @@
+"""Architectures that nobody has verified: taken where they compute what mlx_lm's model does, by its name."""
+
+import json
+import shutil
+
+import mlx.core as mx
+import pytest
+from mlx.utils import tree_flatten
+from mlx_lm.utils import _get_classes
+
+from cache_store import SnapshotStore
+from tests.worker.engine.test_architectures import (
+    HEADS_FILL_THE_WIDTH,
+    SHAPE,
+    WORDS,
+    Tokens,
+    by_mlx_lm,
+    prompt_tokens,
+    random_weight,
+)
+from worker.engine import model as model_loader
+from worker.engine.architectures import WHY_NOT
+from worker.engine.engine import Document, Engine, EngineError, Sampling
+from worker.engine.report import Silent
+
+PLAIN = {
+    "ernie4_5": HEADS_FILL_THE_WIDTH | {"use_bias": False},
+    "glm": {"attention_bias": True},
+    "olmo2": HEADS_FILL_THE_WIDTH,
+    "seed_oss": {"attention_bias": True, "attention_out_bias": False},
+}
+REFUSED = {
+    "cohere": (HEADS_FILL_THE_WIDTH, "computes something else than in mlx_lm"),
+    "cohere2": (HEADS_FILL_THE_WIDTH | {"num_hidden_layers": 4}, "more .* than all keys .*RotatingKVCache"),
+    "gemma": ({}, "computes something else than in mlx_lm"),
+    "internlm2": ({"bias": False}, "can't be walked one by one .*embed_tokens"),
+    "phimoe": (HEADS_FILL_THE_WIDTH, "its weights take .* where memory is planned for"),
+}
+
+
+def make_folder(path, smollm2, architecture, **changes):
+    """A model folder of any architecture of mlx_lm's, with random weights."""
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        shutil.copy(smollm2 / name, path / name)
+    config = SHAPE | {"model_type": architecture, "eos_token_id": 2, "layer_norm_eps": 1e-5} | changes
+    (path / "config.json").write_text(json.dumps(config))
+    make, args = _get_classes(config)
+    mx.random.seed(5)
+    parameters = tree_flatten(make(args.from_dict(config)).parameters())
+    weights = {name: random_weight(architecture, name, w) for name, w in parameters}
+    mx.save_safetensors(str(path / "model.safetensors"), weights, {"format": "mlx"})
+    return path
+
+
+@pytest.mark.parametrize("architecture", PLAIN)
+def test_a_plain_walk_gives_mlx_lms_tokens_and_the_same_restored(tmp_path, smollm2, caplog, architecture):
+    folder = make_folder(tmp_path, smollm2, architecture, **PLAIN[architecture])
+    model = model_loader.load(folder, "tiny", unverified=True)
+    assert f"{architecture!r} is not verified; after 200 tokens this model is" in caplog.text
+    engine = Engine(model, SnapshotStore(tmp_path / "s", 100_000_000, min_free_bytes=0))
+    short, report = [Document("d", WORDS * 5)], Tokens()
+    engine.generate(short, "What?", Sampling(12), report)
+    expected = by_mlx_lm(folder, prompt_tokens(engine, short, "What?"), 12)
+    expected = expected[: expected.index(2)] if 2 in expected else expected
+    assert report.text == model.tokenizer.decode(expected).removeprefix(" ")
+    long = [Document("d", WORDS * 40)]
+    cold = engine.generate(long, "What?", Sampling(20), Silent())
+    restored = Engine(model, engine._store).generate(long, "What?", Sampling(20), Silent())
+    assert restored.usage.cached_tokens > 500
+    assert restored.text == cold.text
+
+
+@pytest.mark.parametrize("architecture", REFUSED)
+def test_what_is_no_plain_walk_is_refused_with_the_reason(tmp_path, smollm2, architecture):
+    changes, reason = REFUSED[architecture]
+    folder = make_folder(tmp_path, smollm2, architecture, **changes)
+    with pytest.raises(EngineError, match=f"{architecture!r}, which is not verified, and .*{reason}"):
+        model_loader.load(folder, "tiny", unverified=True)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"sliding_window": 8192}, {"layer_types": ["chunked_attention"] * 3}, {"attention_window_size": 64}],
+)
+def test_windows_are_refused_since_few_tokens_would_not_show_them(tmp_path, changes):
+    (tmp_path / "config.json").write_text(json.dumps(SHAPE | {"model_type": "olmo2"} | changes))
+    with pytest.raises(EngineError, match="with a window, which are served in verified"):
+        model_loader.load(tmp_path, "tiny", unverified=True)
+
+
+@pytest.mark.parametrize("architecture", WHY_NOT)
+def test_what_is_known_not_to_be_served_is_never_taken(tmp_path, architecture):
+    (tmp_path / "config.json").write_text(json.dumps(SHAPE | {"model_type": architecture}))
+    with pytest.raises(EngineError, match=f"is not verified: {WHY_NOT[architecture]}") as caught:
+        model_loader.load(tmp_path, "tiny", unverified=True)
+    assert "LONGLEAF_UNVERIFIED_MODEL" not in str(caught.value)
+
+
+def test_a_refusal_names_the_setting(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(SHAPE | {"model_type": "olmo2"}))
+    with pytest.raises(EngineError, match=r"'olmo2', which is not verified; .* LONGLEAF_UNVERIFIED_MODEL=1"):
+        model_loader.load(tmp_path, "tiny")
