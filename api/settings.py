@@ -15,7 +15,16 @@ from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
 from api.addresses import Network, is_loopback
-from jobs.settings import DEFAULT_PORT, ModelId, RedisUrl, SettingsError, SharedSettings, default_model, load
+from jobs.settings import (
+    DEFAULT_PORT,
+    ModelId,
+    RedisUrl,
+    SettingsError,
+    SharedSettings,
+    default_model,
+    load,
+    model_id,
+)
 
 __all__ = ["Settings", "SettingsError", "load_settings"]
 
@@ -55,7 +64,7 @@ Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class Settings(SharedSettings):
-    model: ModelId = Field(default_factory=default_model)
+    model: Annotated[ModelId, BeforeValidator(model_id)] = Field(default_factory=default_model)
     """The model of jobs that name none."""
     host: str = "127.0.0.1"
     port: int = Field(default=DEFAULT_PORT, ge=0, le=65535)

@@ -21,7 +21,6 @@ from cli.doctor_keys import snapshot_keys, worker_token
 from cli.finding import Finding, ask
 from cli.redis_server import NoServer, find_program
 from cli.settings import Settings
-from jobs.settings import folder_name
 
 ROOM_BYTES = 5_000_000_000
 """Less free space than this is worth a word: a database, uploads, and snapshots that one wants to keep."""
@@ -147,10 +146,10 @@ def _database(settings: Settings) -> Finding:
 
 
 def _model(settings: Settings) -> Finding:
-    folder = settings.models / folder_name(settings.model)
+    folder = settings.model_folder
     missing = [name for name in ("config.json", "tokenizer.json") if not (folder / name).is_file()]
     if not missing:
-        return Finding("model", "ok", f"{settings.model} in {folder}")
+        return Finding("model", "ok", f"{settings.model_id} in {folder}")
     mend = f"`longleaf up` fetches it, or `python -m worker.models pull {settings.model}` does"
     return Finding("model", "warn", f"{settings.model}: no {' and no '.join(missing)} in {folder}", mend)
 

@@ -108,7 +108,7 @@ def _run(settings: Settings, lock: UpLock) -> int:
         program, redis_socket = find_program(), socket_path(folder)
         redis_url = f"unix://{redis_socket}"
     lock.write(
-        UpInfo(pid=os.getpid(), url=url, started_at=time.time(), model=settings.model, redis_url=redis_url)
+        UpInfo(pid=os.getpid(), url=url, started_at=time.time(), model=settings.model_id, redis_url=redis_url)
     )
     env = {
         **os.environ,

@@ -43,6 +43,14 @@ def _tier_url(value: str) -> str:
     return value
 
 
+def model_id(model: str) -> str:
+    """The id under which a model is served: its own, or of a path the last part, in an id's letters."""
+    if not model.startswith(("/", "~", ".")) and not model.endswith(".gguf"):
+        return model
+    name = Path(model).expanduser().absolute().name.removesuffix(".gguf")
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).lstrip("._-") or "model"
+
+
 def _model_id(value: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?", value):
         raise ValueError("a model id is NAME or OWNER/NAME, of letters, digits, '.', '_' and '-'")
@@ -69,13 +77,23 @@ class SharedSettings(BaseSettings):
     models: Path = Field(default_factory=lambda: Path(platformdirs.user_cache_dir("longleaf")) / "models")
     """Folder of model folders, `/` in an id written as `--`."""
     model: str = Field(default_factory=default_model, min_length=1)
-    """The model that a worker serves, and of jobs that name none."""
+    """The model that a worker serves, and of jobs that name none: an id or a path."""
     snapshots_bytes: ByteSize = ByteSize(20_000_000_000)
     """Budget of the snapshot store; a number of bytes, or with a unit such as 20GB."""
     shared_tier: Annotated[str, AfterValidator(_tier_url)] | None = None
     """Address that several machines share their stored prefixes through."""
     snapshot_keys: Path | None = None
     """Folder of keys, one for each tenant, that what is stored of its documents is encrypted with."""
+
+    @property
+    def model_id(self) -> str:
+        """Of `model`."""
+        return model_id(self.model)
+
+    @property
+    def model_folder(self) -> Path:
+        """Where it lies, or is linked from, once `worker.models` has made it."""
+        return self.models / folder_name(self.model_id)
 
     @property
     def snapshots(self) -> Path:

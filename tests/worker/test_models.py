@@ -5,6 +5,7 @@ import dataclasses
 import hashlib
 import json
 import multiprocessing
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -107,7 +108,7 @@ def test_greedy_smollm2_continues_a_sentence_and_answers_a_chat(loaded) -> None:
 def test_a_local_gguf_becomes_a_folder_that_loads(write_gguf: Callable[..., Path], tmp_path: Path) -> None:
     path = write_gguf()
     folder = models.ensure(str(path), tmp_path / "models", quiet)
-    assert folder == tmp_path / "models" / str(path).replace("/", "--")
+    assert folder == tmp_path / "models" / path.stem
     model, tokenizer = load(str(folder))
     assert tokenizer.encode("abba") == [4, 3, 2]
     assert model(mx.array([[2, 3]])).shape == (1, 2, 5)
@@ -166,7 +167,7 @@ def test_concurrent_pulls_make_one_folder(write_gguf: Callable[..., Path], tmp_p
     ]
     outputs = [pull.communicate() for pull in pulls]
     assert [pull.returncode for pull in pulls] == [0, 0, 0, 0], outputs
-    assert {out.strip() for out, _ in outputs} == {str(models_dir / models.folder_name(path))}
+    assert {out.strip() for out, _ in outputs} == {str(models_dir / Path(path).stem)}
     assert sum("converting" in err for _, err in outputs) == 1
 
 
@@ -183,7 +184,7 @@ def test_a_pull_waits_for_the_process_that_is_making_the_folder(
     models_dir.mkdir()
     spawn = multiprocessing.get_context("spawn")
     ready, release = spawn.Event(), spawn.Event()
-    lock = models_dir / f".{models.folder_name(path)}.lock"
+    lock = models_dir / f".{Path(path).stem}.lock"
     holder = spawn.Process(target=hold_the_lock, args=(str(lock), ready, release))
     holder.start()
     assert ready.wait(60)
@@ -199,13 +200,37 @@ def test_a_pull_waits_for_the_process_that_is_making_the_folder(
 
 
 def test_a_folder_of_the_users_own_is_used_where_it_lies(smollm2: Path, tmp_path: Path) -> None:
-    assert models.ensure(str(smollm2), tmp_path, quiet) == smollm2
+    own, models_dir = tmp_path / "My model (4 bit)", tmp_path / "models"
+    shutil.copytree(smollm2, own)
+    link = models.ensure(str(own), models_dir, quiet)
+    assert link == models_dir / "My-model-4-bit-"
+    assert (link.is_symlink(), link.resolve()) == (True, own.resolve())
+    assert models.ensure(str(own), models_dir, quiet) == link
+    assert models.ensure(str(link), models_dir, quiet) == link
+    moved = own.rename(tmp_path / "elsewhere").rename(tmp_path / "My model {4 bit}")
+    assert models.ensure(str(moved), models_dir, quiet).resolve() == moved.resolve()
     (tmp_path / "empty").mkdir()
     with pytest.raises(
         ModelError, match=r"config\.json, tokenizer\.json, model\.safetensors missing"
     ) as refused:
-        models.ensure(str(tmp_path / "empty"), tmp_path, quiet)
+        models.ensure(str(tmp_path / "empty"), models_dir, quiet)
     assert refused.value.code == "model_incomplete"
+
+
+@pytest.mark.parametrize("model_id", ["my-model", "owner/my-model"])
+def test_a_folder_that_was_put_among_the_models_is_used_by_its_name(
+    smollm2: Path, tmp_path: Path, model_id: str
+) -> None:
+    folder = tmp_path / model_id.replace("/", "--")
+    shutil.copytree(smollm2, folder, ignore=shutil.ignore_patterns(MANIFEST))
+    assert models.ensure(model_id, tmp_path, quiet) == folder
+    other = tmp_path / "other" / folder.name
+    shutil.copytree(folder, other)
+    with pytest.raises(ModelError, match=r"has the name of another model, .*: rename one of them"):
+        models.ensure(str(other), tmp_path, quiet)
+    (folder / "config.json").unlink()
+    with pytest.raises(ModelError, match=r"config\.json missing"):
+        models.ensure(model_id, tmp_path, quiet)
 
 
 # Refusals
