@@ -107,9 +107,11 @@ def refusal(config: dict[str, Any], unverified: bool = False) -> str | None:
 
 def _states_windows(config: dict[str, Any]) -> bool:
     """Whether any of a text config's words for windows is set; few tokens would not show that they are."""
-    kinds = config.get("layer_types") or ["full_attention"]
-    sizes = [value for key, value in config.items() if "window" in key and not isinstance(value, bool)]
-    return any(kind != "full_attention" for kind in kinds) or any(sizes)
+    if any(kind != "full_attention" for kind in config.get("layer_types") or ()):
+        return True
+    sizes = [value for key, value in config.items() if "window" in key and type(value) is int]
+    in_use = config.get("use_sliding_window", True)
+    return bool(in_use) and any(0 < size < config["max_position_embeddings"] for size in sizes)
 
 
 def _window_refusal(config: dict[str, Any]) -> str | None:

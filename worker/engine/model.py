@@ -120,7 +120,7 @@ def load(folder: Path, model_id: str, memory_bytes: int | None = None, unverifie
     if not on_cpu:
         join_products(parts.modules)
         state_row_strides(parts.modules)
-    if architecture not in KEYS_OF_8_BITS and text_config(raw)["model_type"] not in KEYS_OF_4_BITS:
+    if config["model_type"] not in (*KEYS_OF_4_BITS, *KEYS_OF_8_BITS):
         shapes = fewest_bits(parts, shapes, tokenizer)
     full = [shape for shape in shapes if shape.window is None and shape.source is None]
     kv_bits = sum(
