@@ -41,7 +41,7 @@ BAD = [
     ("LONGLEAF_PORT", "70000", "65535"),
     ("LONGLEAF_MAX_UPLOAD_BYTES", "much", "number of bytes"),
     ("LONGLEAF_MAX_UPLOAD_BYTES", "12", "1024"),
-    ("LONGLEAF_MODEL", "../etc", "OWNER/NAME"),
+    ("LONGLEAF_MODEL", "a/../etc", "OWNER/NAME"),
     ("REDIS_URL", "localhost:6379", "redis://"),
     ("LONGLEAF_RECONCILE_S", "-1", "greater than 0"),
 ]

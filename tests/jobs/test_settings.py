@@ -1,0 +1,32 @@
+"""What the processes of one start mean by the model that was named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from jobs.settings import SharedSettings, model_id
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        ("smollm2-135m-instruct", "smollm2-135m-instruct"),
+        ("owner/name", "owner/name"),
+        ("/models/Llama-3.1-70B-4bit", "Llama-3.1-70B-4bit"),
+        ("/models/Llama-3.1-70B-4bit/", "Llama-3.1-70B-4bit"),
+        ("~/My model (4 bit)", "My-model-4-bit-"),
+        ("./below/model.Q4_1.gguf", "model.Q4_1"),
+        ("below/model.gguf", "model"),
+        ("/models/.hidden", "hidden"),
+        ("/", "model"),
+    ],
+)
+def test_a_path_is_served_under_its_last_part(model: str, expected: str) -> None:
+    assert model_id(model) == expected
+
+
+def test_all_look_for_a_model_in_one_folder(tmp_path: Path) -> None:
+    named, placed = (SharedSettings(models=tmp_path, model=model) for model in ("owner/name", "/far/name"))
+    assert (named.model_folder, placed.model_folder) == (tmp_path / "owner--name", tmp_path / "name")
