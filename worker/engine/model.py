@@ -65,12 +65,12 @@ def load(folder: Path, model_id: str, memory_bytes: int | None = None, unverifie
     On a CPU the weights become float32: MLX has no SIMD for its other types there.
 
     Args:
-        unverified: take an architecture that nobody has verified, if it computes what mlx_lm's model does.
         memory_bytes: what model and requests may take; what the device may use where None.
+        unverified: take an architecture that nobody has verified, if it computes what mlx_lm's model does.
 
     Raises:
         EngineError: `unsupported_architecture`, `unsupported_head_size`, `memory_exceeded` or
-            `model_unreadable`; all but the last before weights are read.
+            `model_unreadable`; all but the last before weights are read, where nothing has to be compared.
     """
     attention.install()
     from mlx_lm.utils import load_model, load_tokenizer
