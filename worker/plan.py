@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
-from jobs.settings import folder_name
+from jobs.settings import folder_name, model_id
 from worker.engine.architectures import is_unverified, refusal
 from worker.engine.planner import Plan, machine_bytes, most_tokens, plan
 from worker.engine.shapes import text_config
@@ -35,14 +35,14 @@ def table(model: str, found: Plan, memory_bytes: int, num_fitting: int) -> str:
 
 
 def read_config(model: str, models_dir: Path) -> dict[str, Any]:
-    """The text config of a model folder, or of a model id whose folder is in `models_dir`.
+    """The text config of a model folder, or of a model whose folder is in `models_dir`.
 
     Raises:
         ValueError: if there is none that the planner knows; says what to do.
     """
     folder = Path(model).expanduser()
     if not (folder / "config.json").is_file():
-        folder = models_dir / folder_name(model)
+        folder = models_dir / folder_name(model_id(model))
     try:
         config = json.loads((folder / "config.json").read_text())
     except (OSError, ValueError) as error:

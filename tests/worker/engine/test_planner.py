@@ -15,6 +15,7 @@ from mlx_lm.utils import _get_classes
 from bench.random_models import SHAPES
 from kernels import BLOCK_TOKENS, MAX_QUERIES, TileLayout, slices
 from tests.worker.engine.test_architectures import OWN_SHAPE, SHAPE, tiny_config
+from tests.worker.engine.test_memory import MAC
 from worker import plan as command
 from worker.engine import model as model_loader
 from worker.engine import planner, prefill, window
@@ -215,11 +216,16 @@ def test_the_table_of_a_model_folder(tmp_path, capsys):
     assert short.split("fits in 48.00 GB?")[1].split()[0] == "no"
 
 
+def test_a_gguf_is_planned_as_what_it_was_made_into(tmp_path, capsys):
+    (tmp_path / "big.Q4").mkdir()
+    (tmp_path / "big.Q4" / "config.json").write_text(json.dumps(LLAMA_70B_4BIT))
+    assert command.main(["/far/big.Q4.gguf", "--memory", "64GB", "--models-dir", str(tmp_path)]) == 0
+    assert "39.69 GB" in capsys.readouterr().out
+
+
 def test_without_a_size_it_is_planned_for_what_this_device_may_use(tmp_path, capsys, monkeypatch):
     (tmp_path / "config.json").write_text(json.dumps(LLAMA_70B_4BIT))
-    monkeypatch.setattr(
-        mx, "device_info", lambda: {"memory_size": 64 << 30, "max_recommended_working_set_size": 48 << 30}
-    )
+    monkeypatch.setattr(mx, "device_info", lambda: MAC)
     assert command.main([str(tmp_path)]) == 0
     assert capsys.readouterr().out.split("fits in 51.54 GB?")[1].split()[0] == "no"
     assert command.main([str(tmp_path), "--cpu"]) == 0
