@@ -51,14 +51,14 @@ def model_id(model: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name).lstrip("._-") or "model"
 
 
-def _model_id(value: str) -> str:
+def _checked_id(value: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?", value):
         raise ValueError("a model id is NAME or OWNER/NAME, of letters, digits, '.', '_' and '-'")
     return value
 
 
 RedisUrl = Annotated[str, AfterValidator(_redis_url)]
-ModelId = Annotated[str, AfterValidator(_model_id)]
+ModelId = Annotated[str, AfterValidator(_checked_id)]
 """It becomes a word of a command and the name of a folder."""
 
 

@@ -64,8 +64,8 @@ def require_same_model(
     tokens = mx.random.randint(0, config["vocab_size"], (1, _NUM_TOKENS), key=mx.random.key(0))
     try:
         found = [
-            _divergence(_by_mlx_lm(part, tokens), _by_us(part, config, its_shapes, tokens))
-            for part, its_shapes in _parts(module, shapes)
+            _divergence(_by_mlx_lm(module, tokens), _by_us(module, config, some, tokens))
+            for some in _some_at_a_time(module, shapes)
         ]
     except Exception as error:  # whatever an unknown module does with what it doesn't expect
         reason = f"{type(error).__name__}: {error}"
@@ -82,10 +82,8 @@ def require_same_model(
     )
 
 
-def _parts(
-    module: nn.Module, shapes: Sequence[LayerShape]
-) -> Iterator[tuple[nn.Module, Sequence[LayerShape]]]:
-    """The model with some of its layers at a time, in float32, and their shapes; whole again at the end."""
+def _some_at_a_time(module: nn.Module, shapes: Sequence[LayerShape]) -> Iterator[Sequence[LayerShape]]:
+    """Leave some of the layers in the model, in float32; their shapes. It is whole again at the end."""
     body, layers = module.model, module.model.layers
     try:
         for start in range(0, len(layers), _NUM_LAYERS):
@@ -93,7 +91,7 @@ def _parts(
             kept = module.parameters()
             module.set_dtype(mx.float32)
             try:
-                yield module, shapes[start : start + _NUM_LAYERS]
+                yield shapes[start : start + _NUM_LAYERS]
             finally:
                 module.update(kept)
     finally:

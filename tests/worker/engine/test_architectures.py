@@ -113,20 +113,22 @@ def random_weight(architecture, name, like):
     return mx.ones(like.shape)
 
 
-@pytest.fixture(scope="module", params=VERIFIED_ARCHITECTURES)
-def folder(request, smollm2, tmp_path_factory):
+def write_model(path, smollm2, config):
     """A model folder with random weights large enough that greedy choices differ from step to step."""
-    path = tmp_path_factory.mktemp(request.param)
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
         shutil.copy(smollm2 / name, path / name)
-    config = tiny_config(request.param)
     (path / "config.json").write_text(json.dumps(config))
     make, args = _get_classes(config)
     mx.random.seed(5)
-    model = make(args.from_dict(config))
-    weights = {name: random_weight(request.param, name, w) for name, w in tree_flatten(model.parameters())}
+    parameters = tree_flatten(make(args.from_dict(config)).parameters())
+    weights = {name: random_weight(config["model_type"], name, w) for name, w in parameters}
     mx.save_safetensors(str(path / "model.safetensors"), weights, {"format": "mlx"})
     return path
+
+
+@pytest.fixture(scope="module", params=VERIFIED_ARCHITECTURES)
+def folder(request, smollm2, tmp_path_factory):
+    return write_model(tmp_path_factory.mktemp(request.param), smollm2, tiny_config(request.param))
 
 
 def prompt_tokens(engine, documents, instruction):

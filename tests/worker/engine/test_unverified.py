@@ -1,12 +1,11 @@
 """Architectures that nobody has verified: taken where they compute what mlx_lm's model does, by its name."""
 
 import json
-import shutil
 
 import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
-from mlx_lm.utils import _get_classes, load_model
+from mlx_lm.utils import load_model
 
 from cache_store import SnapshotStore
 from tests.worker.engine.test_architectures import (
@@ -16,7 +15,7 @@ from tests.worker.engine.test_architectures import (
     Tokens,
     by_mlx_lm,
     prompt_tokens,
-    random_weight,
+    write_model,
 )
 from worker.engine import model as model_loader
 from worker.engine.architectures import WHY_NOT, refusal
@@ -42,17 +41,8 @@ REFUSED = {
 
 
 def make_folder(path, smollm2, architecture, **changes):
-    """A model folder of any architecture of mlx_lm's, with random weights."""
-    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
-        shutil.copy(smollm2 / name, path / name)
     config = SHAPE | {"model_type": architecture, "eos_token_id": 2, "layer_norm_eps": 1e-5} | changes
-    (path / "config.json").write_text(json.dumps(config))
-    make, args = _get_classes(config)
-    mx.random.seed(5)
-    parameters = tree_flatten(make(args.from_dict(config)).parameters())
-    weights = {name: random_weight(architecture, name, w) for name, w in parameters}
-    mx.save_safetensors(str(path / "model.safetensors"), weights, {"format": "mlx"})
-    return path
+    return write_model(path, smollm2, config)
 
 
 @pytest.mark.parametrize("architecture", PLAIN)
