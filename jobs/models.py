@@ -27,3 +27,5 @@ class ModelCard(BaseModel):
     """What model and requests may take of the device's memory."""
     peak_points: list[tuple[int, int]] = []
     """(tokens of prompt and answer, predicted peak of one request in bytes), weights included."""
+    can_think: bool | None = None
+    """Whether its chat template reacts to `thinking`; None where the worker does not say."""

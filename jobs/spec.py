@@ -5,8 +5,26 @@ from __future__ import annotations
 from typing import Annotated, Any, ClassVar, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, TypeAdapter
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    TypeAdapter,
+)
 
+from jobs.languages import language_code
+
+
+def _whole(value: object) -> object:
+    # JSON has one kind of number, and JSON Schema's `integer` includes 1.0: some clients write it so.
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Whole = Annotated[int, BeforeValidator(_whole)]
+"""A whole number in a model that is strict: 1 and 1.0, but neither true nor "1"."""
 Text = Annotated[str, Field(min_length=1, max_length=20_000)]
 StopString = Annotated[str, StringConstraints(strip_whitespace=False, min_length=1, max_length=64)]
 """White space counts: a line end is a useful stop."""
@@ -22,13 +40,17 @@ def _http_url(url: str) -> str:
     return url
 
 
+Language = Annotated[str, Field(max_length=40), AfterValidator(language_code)]
 CallbackUrl = Annotated[str, Field(max_length=2048), AfterValidator(_http_url)]
 
 
 class _Reading(BaseModel):
     """What every job says."""
 
-    model_config = ConfigDict(extra="forbid", str_strip_whitespace=True)
+    # Strict: `true` is no number, and "0.7" is text.
+    model_config = ConfigDict(
+        extra="forbid", strict=True, str_strip_whitespace=True, use_attribute_docstrings=True
+    )
 
     documents: list[str] = Field(min_length=1, max_length=64)
     """Document ids, in the order in which the model reads them."""
@@ -40,19 +62,19 @@ class _Reading(BaseModel):
     """A job is passed by a higher one that comes within 10 minutes after it, a low one within an hour."""
     callback_url: CallbackUrl | None = None
     """Where the end of the job is told, with a POST that is signed."""
-    expires_after: int | None = Field(default=None, ge=1, le=2_592_000)
+    expires_after: Whole | None = Field(default=None, ge=1, le=2_592_000)
     """Seconds from acceptance after which an unfinished job expires; never where it is absent."""
 
 
 class _Answering(_Reading):
     """What a job says that has answers."""
 
-    max_output_tokens: int = Field(default=512, ge=1, le=32_768)
+    max_output_tokens: Whole = Field(default=512, ge=1, le=32_768)
     """For each answer of the job, not for all of them together; thinking counts."""
     temperature: float = Field(default=0.0, ge=0.0, le=2.0)
     """0 takes the likeliest token each time; the filters and the seed then change nothing."""
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
-    top_k: int = Field(default=0, ge=0, le=1000)
+    top_k: Whole = Field(default=0, ge=0, le=1000)
     """Only the k likeliest tokens; 0 for no limit."""
     min_p: float = Field(default=0.0, ge=0.0, le=1.0)
     """Only tokens at least this likely in proportion to the likeliest."""
@@ -62,7 +84,7 @@ class _Answering(_Reading):
     """Taken once from the logit of every token that the answer holds."""
     frequency_penalty: float = Field(default=0.0, ge=-2.0, le=2.0)
     """Taken from a token's logit for each time that the answer holds it."""
-    seed: int | None = Field(default=None, ge=0, lt=2**32)
+    seed: Whole | None = Field(default=None, ge=0, lt=2**32)
     """The same seed gives the same answer; the n-th question of a job counts from `seed` + n."""
     stop: list[StopString] = Field(default=[], max_length=8)
     """Strings that end an answer and are not part of it. Thinking is not searched."""
@@ -75,6 +97,11 @@ class Summarize(_Answering):
 
     type: Literal["summarize"] = "summarize"
     focus: Text | None = None
+    """What to pay attention to above all."""
+    language: Language | None = None
+    """Of the summary, by its English name or its code; the model chooses where it is absent."""
+    length: Literal["short", "medium", "long"] = "medium"
+    """Some sentences, a paragraph, or several; `max_output_tokens` bounds it whatever is asked for."""
 
 
 class Ask(_Answering):
@@ -82,6 +109,8 @@ class Ask(_Answering):
 
     type: Literal["ask"] = "ask"
     questions: list[Text] = Field(min_length=1, max_length=256)
+    language: Language | None = None
+    """Of the answers, by its English name or its code; the model chooses where it is absent."""
 
 
 class Prompt(_Answering):

@@ -17,7 +17,7 @@ from jobs.spec import JobSpec
 
 VERSION = "0.1.0"
 """Which Longleaf this is, for people; programs compare `PROTOCOL`."""
-PROTOCOL = 1
+PROTOCOL = 2
 """Grows with every change of what passes that the other side, a version older or newer, would misread."""
 RUN_FUNCTION = "worker.run.run_job"
 EVENT_STREAM = "longleaf:events"

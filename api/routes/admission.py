@@ -44,7 +44,7 @@ def admit(services: Services, tenant: str, spec: JobSpec) -> str:
 
     Raises:
         ApiError: 404 for an unknown document or model, 413 for a job over the model's context, 422 for a
-            callback to an address that may not be called.
+            callback to an address that may not be called, or for thinking of a model that cannot.
     """
     found = look_up(services, tenant, spec)
     if found.folder is not None and found.context_tokens is not None:
@@ -72,6 +72,7 @@ def look_up(services: Services, tenant: str, spec: JobSpec) -> Found:
             param="model",
             params={"model": model[:255], "models": models},
         )
+    _check_thinking(spec, model, workers)
     folder = services.folders.get(model)
     return Found(documents, model, folder, context_tokens(model, folder, workers), workers)
 
@@ -106,6 +107,19 @@ def _check_callback(services: Services, spec: JobSpec) -> None:
         param="callback_url",
         params={"address": host},
     )
+
+
+def _check_thinking(spec: JobSpec, model: str, workers: list[WorkerStatus]) -> None:
+    """Refuse what every worker of the model says that it cannot do; where none says, the job may come."""
+    said = {status.card.can_think for status in workers if status.card is not None and status.model == model}
+    if spec.thinking and said == {False}:
+        raise ApiError(
+            422,
+            "cannot_think",
+            f"thinking is true, and {model} has no switch for it: leave it out, or name a model that can",
+            param="thinking",
+            params={"model": model},
+        )
 
 
 def _check_fit(

@@ -16,6 +16,7 @@ from api.routes.small_body import body_schema, read_small
 from api.services import Services, ServicesDep
 from jobs import PROTOCOL, VERSION, WorkerStatus
 from jobs.prefixes import Holdings
+from jobs.spec import Whole
 
 log = logging.getLogger(__name__)
 
@@ -65,11 +66,11 @@ def _worker_view(services: Services, status: WorkerStatus, holdings: Holdings | 
 class Joining(BaseModel):
     """A machine that wants to work."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
 
     host: str = Field(min_length=1, max_length=255)
     version: str = Field(min_length=1, max_length=64)
-    protocol: int = Field(ge=1, lt=2**31)
+    protocol: Whole = Field(ge=1, lt=2**31)
 
 
 async def _joining(request: Request) -> Joining:

@@ -14,6 +14,7 @@ from api.routes.paging import iso
 from api.routes.small_body import body_schema, has_body, read_small
 from api.services import ServicesDep
 from api.webhooks import SigningSecret
+from jobs.spec import Whole
 
 DAY_S = 86_400
 
@@ -36,9 +37,9 @@ def get_secret(services: ServicesDep, caller: CallerDep) -> dict[str, Any]:
 
 
 class Rotation(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
 
-    overlap_s: int = Field(default=DAY_S, ge=0, le=30 * DAY_S)
+    overlap_s: Whole = Field(default=DAY_S, ge=0, le=30 * DAY_S)
     """For how long the secret so far signs too; 0 where it has leaked."""
 
 

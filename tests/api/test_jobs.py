@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 import pytest
-from api_rig import MODEL, Api, FakeWorker, progress, result
+from api_rig import MODEL, Api, FakeWorker, card, progress, result
 from rq.job import Job as RQJob
 from rq.serializers import JSONSerializer
 
@@ -32,6 +32,25 @@ def run_to(api: Api, worker: FakeWorker, state: str) -> str:
         worker.say(job_id, 1, EventType.FAILED, {"code": "broken", "detail": "it broke"})
     api.wait_state(job_id, state)
     return job_id
+
+
+@pytest.mark.parametrize(
+    ("said", "status"),
+    [((False,), 422), ((False, False), 422), ((False, None), 202), ((True,), 202), ((), 202)],
+)
+def test_thinking_is_refused_where_every_worker_says_that_its_model_cannot(
+    api: Api, said: tuple[bool | None, ...], status: int
+) -> None:
+    for number, can_think in enumerate(said):
+        worker = FakeWorker(api.redis, f"w{number}")
+        worker.be_there(card=card().model_copy(update={"can_think": can_think}))
+    body = {"documents": [api.upload()], "thinking": True}
+    for path, job in (("/v1/jobs", {"type": "summarize", "max_output_tokens": 8}), ("/v1/prefixes", {})):
+        answer = api.http.post(path, json=body | job)
+        assert answer.status_code == status
+        if status == 422:
+            assert (answer.json()["code"], answer.json()["param"]) == ("cannot_think", "thinking")
+            assert MODEL in answer.json()["detail"]
 
 
 def test_a_job_goes_from_accepted_to_succeeded(api: Api, worker: FakeWorker) -> None:

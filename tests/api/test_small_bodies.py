@@ -83,6 +83,13 @@ def test_a_monstrous_body_is_refused_with_a_short_answer(small: Small, path: str
     assert len(answer.content) < 8000
 
 
+@pytest.mark.parametrize("value", [True, False, "1", 1.5])
+def test_a_number_is_written_as_a_number(small: Small, value: object) -> None:
+    for path, body in ((JOIN, JOINING | {"protocol": value}), (ROTATE, {"overlap_s": value})):
+        answer = small.send(path, json.dumps(body))
+        assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request"), path
+
+
 @pytest.mark.parametrize("path", PATHS)
 def test_an_endless_body_is_refused_while_it_comes(small: Small, path: str) -> None:
     answer = small.send(path, (b" " * 10_000 for _ in range(500)))

@@ -37,6 +37,20 @@ def test_white_space_in_a_stop_string_counts():
         ("stop", [""], "1"),
         ("stop", ["x" * 65], "64"),
         ("thinking", "perhaps", "bool"),
+        ("thinking", "true", "bool"),
+        ("thinking", 1, "bool"),
+        ("temperature", True, "number"),
+        ("temperature", "0.7", "number"),
+        ("top_p", True, "number"),
+        ("max_output_tokens", True, "integer"),
+        ("max_output_tokens", "512", "integer"),
+        ("max_output_tokens", 1.5, "integer"),
+        ("seed", False, "integer"),
+        ("expires_after", "60", "integer"),
+        ("language", "", "German or de"),
+        ("language", "Klingon", "not a language that is known"),
+        ("language", "germn", "is German"),
+        ("language", "x" * 41, "40"),
         ("best_of", 2, "not permitted"),
     ],
 )
@@ -46,6 +60,24 @@ def test_what_is_out_of_bounds_is_refused_with_the_field_and_the_bound(field, va
     first = caught.value.errors()[0]
     assert first["loc"][1] == field
     assert named in first["msg"]
+
+
+def test_a_whole_number_may_be_written_as_a_fraction() -> None:
+    spec = parse_spec(ASK | {"max_output_tokens": 64.0, "temperature": 1})
+    assert (spec.max_output_tokens, spec.temperature) == (64, 1.0)
+    assert isinstance(spec.max_output_tokens, int)
+
+
+@pytest.mark.parametrize("given", ["de", "DE", "German", " german "])
+def test_a_language_is_kept_as_its_code(given: str) -> None:
+    assert parse_spec(ASK | {"language": given}).language == "de"
+    assert parse_spec(ASK | {"language": "pt_br"}).language == "pt-BR"
+
+
+@pytest.mark.parametrize("length", ["", "huge", 100, None])
+def test_a_length_that_is_not_known_is_refused(length: object) -> None:
+    with pytest.raises(ValidationError, match="length"):
+        parse_spec({"type": "summarize", "documents": ["doc_1"], "length": length})
 
 
 def test_a_warm_job_has_no_answer_to_say_anything_of():

@@ -1,12 +1,15 @@
 """A whole job through the engine: one output for each question, in order, whatever is written together."""
 
+from typing import Any
+
 import pytest
 
 from cache_store import SnapshotStore, stored_prefixes
-from jobs import Ask, Prompt, Warm
+from jobs import Ask, Prompt, Summarize, Warm
 from worker import tasks
 from worker.engine.engine import Document, Engine, EngineError
 from worker.engine.report import Silent
+from worker.tasks.run import instructions
 
 NOTE = [Document("n", "The lighthouse was built in 1871 by the harbour board. Its keeper was Agnes Tull.")]
 
@@ -102,3 +105,26 @@ def test_what_is_not_stored_has_no_prefix_id(model, store, tmp_path, document):
 def test_documents_over_the_context_are_not_warmed(engine, document):
     with pytest.raises(EngineError, match="context of 8,192"):
         engine.warm([document(8200)], Silent())
+
+
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [
+        ({}, "Summarize the document above in one paragraph."),
+        ({"language": "de"}, "Summarize the document above in German in one paragraph."),
+        ({"length": "short"}, "Summarize the document above in one or two sentences."),
+        ({"length": "long", "documents": ["d", "e"]}, "Summarize the documents above in several paragraphs."),
+        (
+            {"focus": "{costs}"},
+            "Summarize the document above in one paragraph.\nPay attention above all to: {costs}",
+        ),
+    ],
+)
+def test_a_summary_is_asked_for_as_the_job_says(options: dict[str, Any], wanted: str) -> None:
+    assert instructions(Summarize(**{"documents": ["d"]} | options)) == [(None, wanted)]
+
+
+def test_a_question_is_asked_in_the_language_of_the_job() -> None:
+    spec = Ask(documents=["d", "e"], questions=["Why {x}?"], language="French")
+    asked = "Question: Why {x}?\nAnswer in French in one sentence, from the documents above."
+    assert instructions(spec) == [("Why {x}?", asked)]
