@@ -7,14 +7,11 @@ from typing import Any, Literal
 
 import mlx.core as mx
 
+from worker.engine.repetition import NumberTokens, RepetitionWatch
 from worker.engine.report import Report
 from worker.engine.sampling import Sampler, Sampling, token_ids
 from worker.engine.stops import StopStrings
 from worker.engine.thinking import Stage, ThinkingSplitter
-
-_LONGEST_LOOP = 32
-_LOOP_TOKENS = 96
-"""A text whose last 96 tokens repeat with a period of at most 32, three times or more, is a loop."""
 
 
 class Answer:
@@ -24,6 +21,7 @@ class Answer:
         self,
         sampling: Sampling,
         detokenizer: Any,
+        numbers: NumberTokens,
         eos_token_ids: frozenset[int],
         stage: Stage,
         cached_tokens: int,
@@ -32,6 +30,7 @@ class Answer:
         """
         Args:
             detokenizer: one of mlx_lm's streaming ones, of this answer alone.
+            numbers: of the same tokenizer.
             stage: whether the prompt leaves the text before, in or behind thinking.
             cached_tokens: for the report only.
         """
@@ -47,6 +46,7 @@ class Answer:
         self.report = report
         self._detokenizer, self._eos_token_ids = detokenizer, eos_token_ids
         self._thinking, self._stops = ThinkingSplitter(stage), StopStrings(sampling.stop)
+        self._repetition = RepetitionWatch(numbers)
         self._cached_tokens = cached_tokens
         self._text: list[str] = []
 
@@ -72,11 +72,12 @@ class Answer:
             self._end("stop")
             return
         self.tokens.append(token)
+        is_loop = self._repetition.push(token)
         self._detokenizer.add_token(token)
         self._say(self._thinking.push(self._detokenizer.last_segment))
         if self._stops.found:
             self._end("stop")
-        elif is_loop(self.tokens):
+        elif is_loop:
             self._end("repetition")
         elif len(self.tokens) == self.sampling.max_output_tokens:
             self._end("length")
@@ -99,11 +100,3 @@ class Answer:
         if text:
             self._text.append(text)
             self.report.delta(text)
-
-
-def is_loop(tokens: list[int]) -> bool:
-    """Whether the text has begun to repeat itself without end."""
-    end = tokens[-_LOOP_TOKENS:]
-    if len(end) < _LOOP_TOKENS:
-        return False
-    return any(end[period:] == end[:-period] for period in range(1, _LONGEST_LOOP + 1))

@@ -31,6 +31,7 @@ from worker.engine.memory import is_out_of_memory
 from worker.engine.model import Model
 from worker.engine.prefill import prefill_suffix
 from worker.engine.prompt import Document, PromptBuilder
+from worker.engine.repetition import NumberTokens
 from worker.engine.report import Report
 from worker.engine.sampling import Sampling
 from worker.engine.self_check import Verify
@@ -68,6 +69,7 @@ class Engine:
         self._store = store
         self._held = HeldPrefix(model, store, checkpoints, verify)
         self._prompts = PromptBuilder(model.folder, model.tokenizer)
+        self._numbers = NumberTokens(model.tokenizer)
 
     @classmethod
     def load(
@@ -237,6 +239,7 @@ class Engine:
             answer = Answer(
                 work.request.sampling,
                 model.tokenizer.detokenizer,
+                self._numbers,
                 model.eos_token_ids,
                 work.prompt.stage,
                 num_cached,

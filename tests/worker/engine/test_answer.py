@@ -3,6 +3,7 @@
 import pytest
 
 from worker.engine.answer import Answer
+from worker.engine.repetition import NumberTokens
 from worker.engine.report import Silent
 from worker.engine.sampling import Sampling
 
@@ -22,7 +23,9 @@ def write(model):
     def of(text, stage, ended=True, **options):
         report = Deltas()
         sampling = Sampling(500, **options)
-        answer = Answer(sampling, model.tokenizer.detokenizer, model.eos_token_ids, stage, 0, report)
+        numbers = NumberTokens(model.tokenizer)
+        eos = model.eos_token_ids
+        answer = Answer(sampling, model.tokenizer.detokenizer, numbers, eos, stage, 0, report)
         for token in model.tokenizer.encode(text, add_special_tokens=False):
             if answer.finish_reason is None:
                 answer.take(token)

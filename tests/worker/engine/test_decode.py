@@ -6,7 +6,6 @@ import pytest
 from tests.worker.engine.conftest import BOOK
 from tests.worker.engine.near_ties import num_near_ties, recording
 from tests.worker.engine.tiny import load_tiny
-from worker.engine.answer import is_loop
 from worker.engine.decode import forward
 from worker.engine.engine import Document, Engine, EngineError, Request, Sampling
 from worker.engine.report import Silent
@@ -174,15 +173,3 @@ def test_a_document_over_the_context_is_refused_with_both_counts(engine):
     assert problem.params["prompt_tokens"] == engine.count_tokens(long, "q") > 9000
     assert f"{problem.params['prompt_tokens']:,}" in problem.detail
     assert "8,192" in problem.detail
-
-
-@pytest.mark.parametrize("period", [1, 7, 32])
-def test_a_text_that_repeats_is_a_loop(period):
-    tokens = list(range(100, 150)) + list(range(period)) * (1 + 96 // period)
-    assert is_loop(tokens)
-
-
-def test_an_ordinary_text_is_none():
-    assert not is_loop(list(range(500)))
-    assert not is_loop([1, 2] * 20)
-    assert not is_loop(list(range(40)) * 6)

@@ -8,6 +8,7 @@ from worker.engine.answer import Answer
 from worker.engine.decode import decode_answer
 from worker.engine.engine import Document, Engine, Sampling
 from worker.engine.prefill import prefill_suffix
+from worker.engine.repetition import NumberTokens
 from worker.engine.report import Silent
 from worker.engine.speculate import DraftPolicy
 
@@ -55,7 +56,8 @@ def test_a_step_too_many_is_forgotten(model):
         for eos in (frozenset(), frozenset(range(0, 49152, 2))):
             cache = model.new_cache()
             logits = prefill_suffix(model, cache, tokens, 0, Silent())
-            answer = Answer(Sampling(12), model.tokenizer.detokenizer, eos, "answer", 0, Silent())
+            numbers = NumberTokens(model.tokenizer)
+            answer = Answer(Sampling(12), model.tokenizer.detokenizer, numbers, eos, "answer", 0, Silent())
             answer.begin(logits)
             decode_answer(model, cache, answer, None, ahead)
             lengths.append((cache.num_tokens, answer.tokens))
