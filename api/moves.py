@@ -145,6 +145,10 @@ def stop(session: Session, job: Job, entry_id: str | None) -> None:
         finish(session, job, State.CANCELLED, {}, entry_id)
 
 
+_NO_CRASH = ("worker_lost", "worker_error", "api_unreachable")
+"""What may end attempts besides the engine's death."""
+
+
 def lose(session: Session, job: Job, why: Problem, entry_id: str | None = None) -> None:
     """An attempt ended without an end of the job: the next one, or the end after too many."""
     job.num_failures += 1
@@ -157,10 +161,12 @@ def lose(session: Session, job: Job, why: Problem, entry_id: str | None = None) 
             move(job, State.RUNNING)
         lost = _lost_attempts(session, job, why)
         causes = "; ".join(f"attempt {each['attempt']} because {each['detail']}" for each in lost)
+        died = any(each["code"] not in _NO_CRASH for each in lost)
         problem = Problem(
-            code="worker_lost" if why.code == "worker_lost" else "engine_crashed",
+            code=why.code if why.code in _NO_CRASH else "engine_crashed",
             detail=f"{job.num_failures} attempts were lost, so it is not tried again by itself: {causes}; "
-            "retry it when that is mended, or submit it with fewer or shorter documents",
+            "retry it when that is mended"
+            f"{', or where memory ran out, submit it with fewer or shorter documents' if died else ''}",
             params={"num_failures": job.num_failures, "attempts": lost},
         )
         finish(session, job, State.FAILED, problem.model_dump(mode="json"), entry_id)

@@ -16,6 +16,8 @@ from sqlalchemy.exc import DataError, OperationalError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
+from jobs.faults import field_path, told
+
 log = logging.getLogger(__name__)
 
 _CODES = {404: "not_found", 405: "method_not_allowed", 406: "not_acceptable"}
@@ -95,16 +97,8 @@ def shown(value: str) -> str:
     return repr(value) if len(value) <= 80 else f"{value[:80]!r}… ({len(value)} characters)"
 
 
-def field_path(loc: Sequence[str | int]) -> str:
-    """`("questions", 0)` → `questions[0]`."""
-    path = ""
-    for part in loc:
-        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else str(part)
-    return path
-
-
 def invalid_fields(errors: Sequence[Any], skip: frozenset[str] = frozenset()) -> ApiError:
-    """422 that names each wrong field. The values are not repeated: they may not even be JSON.
+    """422 that names each wrong field, with its value where that is short.
 
     `skip` are names in a path that the caller never wrote (`body`, the tag of a union).
     """
@@ -113,7 +107,7 @@ def invalid_fields(errors: Sequence[Any], skip: frozenset[str] = frozenset()) ->
         loc = list(error["loc"])
         while loc and loc[0] in skip:
             loc.pop(0)
-        found.append({"param": field_path(loc), "detail": str(error["msg"]).removeprefix("Value error, ")})
+        found.append({"param": field_path(loc), "detail": told(error)})
     first = found[0]
     detail = f"{first['param'] or 'the body'}: {first['detail']}"
     if len(found) > 1:
@@ -190,4 +184,4 @@ def install(app: FastAPI) -> None:
 
 def from_validation(error: ValidationError, skip: frozenset[str] = frozenset()) -> ApiError:
     """The same for a pydantic model that a route validates itself."""
-    return invalid_fields(error.errors(include_url=False, include_context=False, include_input=False), skip)
+    return invalid_fields(error.errors(include_url=False), skip)

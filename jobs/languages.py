@@ -150,6 +150,5 @@ def language_code(given: str) -> str:
     names = ([beginning] if beginning else []) + [LANGUAGES[_CODES[word]] for word in near]
     hint = f"; is {' or '.join(dict.fromkeys(names))} meant?" if names else ""
     raise ValueError(
-        "it is not a language that is known here: give its English name or its code, such as German or de"
-        + hint
+        f"no language of that name is known here: give its English name or its code, as German or de{hint}"
     )

@@ -17,16 +17,19 @@ from dataclasses import dataclass
 
 from pydantic import ValidationError
 
+from jobs.faults import told
 from worker.process_memory import resident_bytes
 from worker.protocol import CHILD_FDS, FromChild, ToChild, decode_from_child, encode
 
 log = logging.getLogger("worker.child_process")
 
 _HINTS = {
-    signal.SIGKILL: "the system kills a process this way when memory runs out",
-    signal.SIGABRT: "Metal aborts a process this way when GPU memory runs out",
-    signal.SIGSEGV: "MLX on a CPU ends this way when memory runs out",
+    signal.SIGKILL: "by hand, or by the system where memory ran out: its log says which",
+    signal.SIGABRT: "by its own libraries, whose last words are in the worker's log; "
+    "Metal does that where GPU memory ran out",
+    signal.SIGSEGV: "by a fault in native code; MLX on a CPU does that too where memory ran out",
 }
+"""What a signal may have come from, said as no more than that."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,11 @@ class Gone:
     returncode: int
     breach: str | None
     """What it said that was not the protocol, where the parent killed it for that."""
+
+    @property
+    def may_be_memory(self) -> bool:
+        """Whether it ended as one that lacks memory may; one that fails by itself says so and exits."""
+        return self.breach is None and -self.returncode in _HINTS
 
     def describe(self) -> str:
         """How it ended, as the rest of a sentence that begins with "the engine process"."""
@@ -129,7 +137,7 @@ class ChildProcess:
                 except ValidationError as error:
                     # Whatever was lost might have been the end of the job: a child that cannot be
                     # understood cannot be waited for.
-                    breach = f"{line[:80]!r}: {error.errors()[0]['msg']}"
+                    breach = f"{line[:80]!r}: {told(error.errors()[0])}"
                     log.error("the engine process sent something unreadable: %s", breach)
                     self.kill()
                     break

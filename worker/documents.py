@@ -11,6 +11,7 @@ import httpx
 from pydantic import TypeAdapter, ValidationError
 
 from jobs import DocumentRef, Problem
+from jobs.faults import told
 from worker.protocol import DocumentText, Page
 
 log = logging.getLogger("worker.documents")
@@ -81,7 +82,7 @@ class DocumentSource:
         try:
             pages = _pages.validate_json(body)
         except ValidationError as error:
-            raise _refused(ref, f"its page map is unreadable: {error.errors()[0]['msg']}") from error
+            raise _refused(ref, f"its page map is unreadable: {told(error.errors()[0])}") from error
         return DocumentText(id=ref.id, name=ref.name, text=text.decode(), pages=pages)
 
     def _get(self, ref: DocumentRef, what: str, interrupted: Callable[[], bool]) -> bytes:

@@ -121,10 +121,11 @@ class Resident:
             elif isinstance(message, Gone):
                 self._deaths += 1
                 if self._deaths >= MAX_DEATHS:
+                    hint = "; if it was memory, a smaller model (LONGLEAF_MODEL) needs less"
                     self._given_up = EngineUnavailable(
                         f"the engine process for {self._model} died {self._deaths} times in a row before the "
-                        f"model was loaded; the last one {message.describe()}. Its own messages are above; "
-                        "a smaller model (LONGLEAF_MODEL) needs less memory."
+                        f"model was loaded; the last one {message.describe()}. Its own messages are above"
+                        f"{hint if message.may_be_memory else ' and say why'}."
                     )
                     continue
                 log.warning("the engine process %s before it was ready; starting another", message.describe())

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from redis import Redis
 
 from jobs import Event, EventType, Problem, RunRequest
+from jobs.faults import field_path, told
 from worker.child_process import Gone
 from worker.control import ControlWatch
 from worker.documents import ApiUnreachable, DocumentFailed, DocumentSource, Interrupted, TokenRefused
@@ -299,8 +300,8 @@ def _event(context: RunContext, job_id: str, attempt: int, type: EventType, data
 def _report_unreadable(context: RunContext, rq_id: str, error: ValidationError) -> None:
     """Fail a job whose request cannot be read: an API and a worker of different versions, mostly."""
     first = error.errors()[0]
-    where = ".".join(str(part) for part in first["loc"])
-    why = f"{where}: {first['msg']}"
+    where = field_path(first["loc"])
+    why = f"{where}: {told(first)}"
     detail = f"the worker cannot read the request ({why}); API and workers must be of one version"
     log.error("%s: %s", rq_id, detail)
     job_id, _, attempt = rq_id.rpartition("-")

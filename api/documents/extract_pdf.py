@@ -11,6 +11,7 @@ import re
 import resource
 import sys
 
+SAVE_AGAIN = "it is damaged or cut off; open it in a viewer, save it as a PDF again and upload that"
 _DROP = re.compile("[\x00\x01\x02-\x08\x0e-\x1f\x7f\ufffe\uffff\ud800-\udfff]")
 _PASSWORD_ERROR = 4
 
@@ -42,7 +43,7 @@ def extract(path: str, max_chars: int) -> int:
     except pypdfium2.PdfiumError as error:
         if error.err_code == _PASSWORD_ERROR:
             return refuse("pdf_encrypted", "the PDF needs a password; remove it and upload again")
-        return refuse("pdf_broken", f"the PDF cannot be read: {error}")
+        return refuse("pdf_broken", f"the PDF cannot be read: {SAVE_AGAIN}")
     num_chars = 0
     try:
         for index in range(len(document)):
@@ -50,8 +51,8 @@ def extract(path: str, max_chars: int) -> int:
                 page = document[index]
                 text = page.get_textpage().get_text_range()
                 page.close()
-            except pypdfium2.PdfiumError as error:
-                return refuse("pdf_broken", f"page {index + 1} of the PDF cannot be read: {error}")
+            except pypdfium2.PdfiumError:
+                return refuse("pdf_broken", f"page {index + 1} of the PDF cannot be read: {SAVE_AGAIN}")
             text = _DROP.sub("", text.replace("\r\n", "\n").replace("\r", "\n"))
             num_chars += len(text)
             if num_chars > max_chars:

@@ -28,6 +28,7 @@ def check(answer: httpx.Response, status: int, code: str, param: str | None = No
     assert (body["status"], body["code"]) == (status, code)
     assert body["request_id"] == answer.headers["X-Request-ID"]
     assert body["detail"]
+    assert "Input should" not in answer.text  # pydantic's words are for programmers
     if param is not None:
         assert body["param"] == param
     return body

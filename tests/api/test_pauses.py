@@ -123,6 +123,20 @@ def test_the_failed_job_says_what_ended_each_attempt(slow: Api) -> None:
         assert f"attempt {number} because it died {number}" in error["detail"]
 
 
+@pytest.mark.parametrize(("code", "shorter"), [("engine_crashed", True), ("api_unreachable", False)])
+def test_the_failed_job_is_told_what_to_do_about_its_cause(slow: Api, code: str, shorter: bool) -> None:
+    worker = FakeWorker(slow.redis)
+    job_id = str(slow.submit()["id"])
+    for attempt in (1, 2, 3):
+        slow.end_pause(job_id)
+        worker.say(job_id, attempt, EventType.STARTED)
+        slow.wait_state(job_id, "running")
+        worker.say(job_id, attempt, EventType.LOST, {"code": code, "detail": "it was so"})
+        slow.wait_state(job_id, "queued" if attempt < 3 else "failed")
+    error = slow.job(job_id)["error"]
+    assert (error["code"], "shorter documents" in error["detail"]) == (code, shorter)
+
+
 def test_what_was_lost_before_a_retry_is_not_listed(slow: Api) -> None:
     worker = FakeWorker(slow.redis)
     job_id = pausing(slow, worker)

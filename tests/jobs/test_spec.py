@@ -48,7 +48,7 @@ def test_white_space_in_a_stop_string_counts():
         ("seed", False, "integer"),
         ("expires_after", "60", "integer"),
         ("language", "", "German or de"),
-        ("language", "Klingon", "not a language that is known"),
+        ("language", "Klingon", "no language of that name"),
         ("language", "germn", "is German"),
         ("language", "x" * 41, "40"),
         ("best_of", 2, "not permitted"),
