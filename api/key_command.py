@@ -16,6 +16,7 @@ from api.migrate import MigrationError, upgrade
 from api.routes.paging import iso
 from api.settings import SettingsError, load_settings
 from api.tenants import DEFAULT_TENANT
+from jobs.printable import one_line
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -56,7 +57,8 @@ def _run(keys: KeyStore, given: argparse.Namespace) -> int:
     elif given.command == "list":
         for row, tenant in keys.rows():
             ended = f"revoked {iso(row.revoked_at)}" if row.revoked_at else "valid"
-            print(f"{row.id}  {tenant}  {','.join(row.scopes)}  {iso(row.created_at)}  {ended}  {row.name}")
+            whose, name = one_line(tenant), one_line(row.name)
+            print(f"{row.id}  {whose}  {','.join(row.scopes)}  {iso(row.created_at)}  {ended}  {name}")
     else:
         try:
             keys.revoke(given.key_id)

@@ -14,11 +14,12 @@ from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any, Literal
 
+from jobs.printable import escaped_line, printable
+
 LogFormat = Literal["text", "json"]
 
 request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
 _JOB = re.compile(r"\bjob_[0-9a-z]{20}\b")
-_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 class JsonFormatter(logging.Formatter):
@@ -46,7 +47,10 @@ class TextFormatter(logging.Formatter):
     """A message is one line of printable text: what a caller wrote in it cannot look like another line."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        return _CONTROL.sub(lambda found: repr(found[0])[1:-1], super().formatMessage(record))
+        return escaped_line(super().formatMessage(record))
+
+    def formatException(self, ei: Any) -> str:
+        return printable(super().formatException(ei))
 
 
 def configure(log_format: LogFormat, text: str) -> None:

@@ -149,9 +149,10 @@ def test_what_a_machine_calls_itself_is_shown_and_nothing_else(
 
 def test_a_message_is_one_line_and_an_exception_is_not() -> None:
     try:
-        raise ValueError("broken")
+        raise ValueError("broken\x1b[2J\u202e")
     except ValueError:
         record = logging.LogRecord("a", 40, "f", 1, "%s\nERROR\x1b[2J\u2028.", ("a\r\nb",), sys.exc_info())
     first, *rest = TextFormatter("%(levelname)s %(message)s").format(record).split("\n")
     assert first == "ERROR a\\r\\nb\\nERROR\\x1b[2J\\u2028."
     assert rest[0] == "Traceback (most recent call last):"
+    assert all(line.isprintable() for line in rest)
