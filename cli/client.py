@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, BinaryIO
 
 import httpx
 from pydantic import BaseModel, ConfigDict, Field
@@ -75,6 +75,14 @@ class Job(BaseModel):
         return self.state in TERMINAL
 
 
+class Page(BaseModel):
+    """A part of a list, as the API writes its items; `next` is the `after` of the part that follows."""
+
+    data: list[dict[str, Any]]
+    has_more: bool = False
+    next: str | None = None
+
+
 class WebhookSecret(BaseModel):
     """What signs the callbacks of the key's tenant."""
 
@@ -125,6 +133,20 @@ class Client:
             answer = self._call("POST", "/v1/documents", files={"file": (path.name, file)}, timeout=300.0)
         return Document.model_validate(answer.json())
 
+    def upload_file(self, file: BinaryIO, name: str) -> Document:
+        """Upload what an open file holds, from its beginning, under a name."""
+        # A name on a disk may be in no encoding at all.
+        sendable = name.encode("utf-8", "replace").decode()
+        answer = self._call("POST", "/v1/documents", files={"file": (sendable, file)}, timeout=300.0)
+        return Document.model_validate(answer.json())
+
+    def documents(self, limit: int = 50, after: str | None = None) -> Page:
+        """Documents, the newest first; those that come after one of them where `after` names it."""
+        return self._page("/v1/documents", {"limit": limit, "after": after})
+
+    def delete_document(self, document_id: str) -> None:
+        self._call("DELETE", f"/v1/documents/{document_id}")
+
     def document(self, document_id: str) -> Document:
         return Document.model_validate(self._call("GET", f"/v1/documents/{document_id}").json())
 
@@ -140,6 +162,14 @@ class Client:
 
     def job(self, job_id: str) -> Job:
         return Job.model_validate(self._call("GET", f"/v1/jobs/{job_id}").json())
+
+    def jobs(self, state: State | None = None, limit: int = 50, after: str | None = None) -> Page:
+        """Jobs, the newest first; of one state where it is given."""
+        return self._page("/v1/jobs", {"state": state, "limit": limit, "after": after})
+
+    def delete_job(self, job_id: str) -> None:
+        """Delete a job that has ended, with its result."""
+        self._call("DELETE", f"/v1/jobs/{job_id}")
 
     def result(self, job_id: str) -> Result:
         return Result.model_validate(self._call("GET", f"/v1/jobs/{job_id}/result").json())
@@ -239,6 +269,10 @@ class Client:
                 return
             if etag is None:
                 time.sleep(1.0)
+
+    def _page(self, path: str, query: dict[str, Any]) -> Page:
+        given = {name: value for name, value in query.items() if value is not None}
+        return Page.model_validate(self._call("GET", path, params=given).json())
 
     def _call(self, method: str, path: str, **options: Any) -> httpx.Response:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -9,7 +10,7 @@ from contextvars import ContextVar
 import typer
 
 from cli.client import Client, Refused, Unreachable
-from cli.words import EXIT_REFUSED, say, settings_or_refuse
+from cli.words import EXIT_REFUSED, OPTIONS, say, settings_or_refuse
 
 EXIT_UNREACHABLE = 3
 
@@ -28,5 +29,14 @@ def connected() -> Iterator[Client]:
         say(str(error))
         raise typer.Exit(EXIT_UNREACHABLE) from None
     except Refused as error:
-        say(f"refused: {error}")
+        say(f"refused: {in_our_words(error)}")
         raise typer.Exit(EXIT_REFUSED) from None
+
+
+def in_our_words(error: Refused) -> str:
+    """A refusal as the command's user reads it: options instead of fields, commands instead of routes."""
+    text = re.sub(r"/v1/jobs/(job_\w+)\?wait=\d+", r"`longleaf wait \1`", str(error))
+    text = text.replace("max_output_tokens", OPTIONS["max_output_tokens"])
+    if error.code == "cannot_think":
+        text = text.replace("thinking is true", "--thinking is given")
+    return text

@@ -7,8 +7,6 @@ Exit status: 0 ok, 1 something stored is bad, 2 refused or misused.
 
 from __future__ import annotations
 
-import json
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -17,7 +15,6 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from cache_store import (
@@ -38,8 +35,10 @@ from cache_store import (
     verify,
 )
 from cache_store.index import disk_bytes
+from cli.figures import ago, size
 from cli.settings import Settings
-from cli.words import refuse, say, settings_or_refuse
+from cli.words import cell, refuse, say, settings_or_refuse
+from jobs.printable import json_text, printable
 
 EXIT_BAD = 1
 ID_DIGITS = 12
@@ -75,19 +74,17 @@ def list_(data: Data = None, tenant: Tenant = None, as_json: AsJson = False) -> 
         table.add_row(
             _short(p.key),
             f"{p.num_tokens:,}",
-            _size(p.disk_bytes),
-            _size(p.own_bytes),
+            size(p.disk_bytes),
+            size(p.own_bytes),
             f"{p.prefill_s:,.1f} s",
-            _ago(p.used_ns),
-            escape(p.model or "?"),
-            escape(_notes(p)),
+            ago(p.used_ns / 1e9),
+            cell(p.model or "?"),
+            cell(_notes(p)),
         )
     out.print(table)
     for model, use in sorted(usage.items()):
-        out.print(
-            f"{escape(model or '?')}: {_blocks(use.num_blocks)}, {_size(use.disk_bytes)}", highlight=False
-        )
-    out.print(f"{_size(total_bytes)} in all", highlight=False)
+        out.print(f"{cell(model or '?')}: {_blocks(use.num_blocks)}, {size(use.disk_bytes)}", highlight=False)
+    out.print(f"{size(total_bytes)} in all", highlight=False)
 
 
 @app.command()
@@ -120,17 +117,18 @@ def show(id: Id, data: Data = None, as_json: AsJson = False) -> None:
     rows: dict[str, str] = {
         "id": key.hex,
         "tokens": f"{sum(e.num_tokens for e in chain):,} in {_blocks(len(chain))}",
-        "size": _size(sum(e.disk_bytes for e in chain)),
+        "size": size(sum(e.disk_bytes for e in chain)),
         "exact": "yes" if all(e.exact for e in chain) else "continued from decoded blocks",
-        "used": _ago(chain[-1].used_ns),
+        "used": ago(chain[-1].used_ns / 1e9),
         "pinned": "yes" if pinned else "no",
         "last block": ", ".join(f"{name} {value}" for name, value in info.meta.items()),
         "sections": f"{len(info.sections)}: {_sections([s.name for s in info.sections])}",
-        "attached": ", ".join(f"{name} {_size(size)}" for name, size in attached.items()) or "nothing",
+        "attached": ", ".join(f"{name} {size(num_bytes)}" for name, num_bytes in attached.items())
+        or "nothing",
     }
     table = Table(show_header=False, box=None, pad_edge=False)
     for name, value in rows.items():
-        table.add_row(name, escape(value))
+        table.add_row(name, cell(value))
     out.print(table)
 
 
@@ -195,7 +193,7 @@ def export(
         if file.exists():
             refuse(f"{file} is there already; name another file")
         num_blocks = export_prefixes(store, [_key(store, id) for id in ids], file)
-    print(f"{_blocks(num_blocks)}, {_size(file.stat().st_size)} in {file}")
+    print(f"{_blocks(num_blocks)}, {size(file.stat().st_size)} in {file}")
 
 
 @app.command("import")
@@ -213,7 +211,7 @@ def import_(file: Path, data: Data = None) -> None:
             num_refused += not stored
     print(f"{_blocks(num_stored)} stored")
     if num_refused:
-        say(f"{_blocks(num_refused)} found no room in {_size(settings.snapshots_bytes)}")
+        say(f"{_blocks(num_refused)} found no room in {size(settings.snapshots_bytes)}")
         raise typer.Exit(EXIT_BAD)
 
 
@@ -245,7 +243,7 @@ def verify_(
         _print_json({"checked": num_checked, "without_key": num_closed, "bad": told})
     else:
         for error in bad.values():
-            print(error)
+            print(printable(str(error)))
         closed = f", {_blocks(num_closed)} not read: no key" if num_closed else ""
         print(f"{_blocks(num_checked)} read, {len(bad):,} bad{closed}")
     if bad:
@@ -263,7 +261,7 @@ def gc(data: Data = None) -> None:
         if store.read_only:
             refuse(f"{folder} cannot be written")
     after = _disk_bytes(folder)
-    print(f"{_size(before - after)} freed, {_size(after)} left of {_size(settings.snapshots_bytes)}")
+    print(f"{size(before - after)} freed, {size(after)} left of {size(settings.snapshots_bytes)}")
 
 
 def _disk_bytes(folder: Path) -> int:
@@ -301,6 +299,8 @@ def _folder(data: Path | None) -> Path:
 def _errors() -> Iterator[None]:
     try:
         yield
+    except BrokenPipeError:  # of what is printed
+        raise
     except (CacheStoreError, OSError) as error:
         refuse(str(error))
 
@@ -315,7 +315,7 @@ def _key(store: SnapshotStore, id: str) -> BlockKey:
 
 
 def _print_json(value: Mapping[str, Any]) -> None:
-    print(json.dumps(value, indent=2, ensure_ascii=False))
+    print(json_text(value))
 
 
 def _json(prefix: StoredPrefix) -> dict[str, Any]:
@@ -339,22 +339,3 @@ def _sections(names: list[str]) -> str:
 
 def _blocks(num_blocks: int) -> str:
     return f"{num_blocks:,} block{'s' if num_blocks != 1 else ''}"
-
-
-def _size(num_bytes: int) -> str:
-    if num_bytes < 1000:
-        return f"{num_bytes} B"
-    size = float(num_bytes)
-    for unit in ("kB", "MB", "GB"):
-        size /= 1000
-        if size < 1000:
-            return f"{size:.1f} {unit}"
-    return f"{size / 1000:.1f} TB"
-
-
-def _ago(used_ns: int) -> str:
-    seconds = max(time.time() - used_ns / 1e9, 0)
-    for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
-        if seconds >= length:
-            return f"{seconds // length:.0f} {unit} ago"
-    return f"{seconds:.0f} s ago"

@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from jobs import Result
+from jobs.printable import printable
 
 _ENDED = {
     "length": "; cut at the limit, see --max-tokens",
@@ -17,10 +18,12 @@ def show_result(console: Console, result: Result) -> None:
     """The answers, each with what it cost."""
     for output in result.outputs:
         if output.question is not None:
-            console.print(f"[bold]{escape(output.question)}[/bold]")
+            console.print(f"[bold]{escape(printable(output.question))}[/bold]")
         if output.thinking is not None:
-            console.print(f"[dim]{escape(output.thinking)}[/dim]\n", highlight=False, soft_wrap=True)
-        console.print(output.text.strip(), markup=False, highlight=False, soft_wrap=True)
+            console.print(
+                f"[dim]{escape(printable(output.thinking))}[/dim]\n", highlight=False, soft_wrap=True
+            )
+        console.print(printable(output.text).strip(), markup=False, highlight=False, soft_wrap=True)
         usage, timing = output.usage, output.timing
         rate = f", {usage.output_tokens / timing.decode_s:,.0f} tokens/s" if timing.decode_s > 0 else ""
         ended = _ENDED.get(output.finish_reason, "")

@@ -1,6 +1,11 @@
-"""Shows a job while it runs: a live bar on a terminal, a line per phase elsewhere."""
+"""Shows a job while it runs: a live bar on a terminal, a line every few seconds elsewhere."""
 
 from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from rich.console import Console
 from rich.progress import BarColumn, ProgressColumn, SpinnerColumn, Task, TextColumn
@@ -10,11 +15,15 @@ from rich.text import Text
 from cli.client import Client, Job
 from jobs import EventType, Progress
 
+EVERY_S = 5.0
+UNCHANGED_EVERY_S = 60.0
 _PHASES = {"load": "loading", "restore": "restoring", "prefill": "reading", "decode": "writing"}
 
 
 def watch(client: Client, job_id: str, console: Console) -> Job:
     """Follow the job to its end and return it."""
+    if console.quiet:
+        return client.wait(job_id)
     if console.is_terminal:
         return _watch_live(client, job_id, console)
     return _watch_lines(client, job_id, console)
@@ -62,20 +71,63 @@ def _watch_live(client: Client, job_id: str, console: Console) -> Job:
     return client.job(job_id)
 
 
+class Lines:
+    """Where a job stands, in a line now and then: at once, as it changes, and each minute that it doesn't."""
+
+    def __init__(self, write: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
+        self._write, self._clock = write, clock
+        self._lock = threading.Lock()
+        self._line, self._since = "", 0.0
+        self._written, self._written_at = "", float("-inf")
+
+    def now(self, line: str) -> None:
+        """Where the job stands from now on."""
+        with self._lock:
+            if line != self._line:
+                self._line, self._since = line, self._clock()
+        self.tick()
+
+    def tick(self) -> None:
+        """Write the line if it is time."""
+        with self._lock:
+            now = self._clock()
+            silent_s = now - self._written_at
+            if self._line and self._line != self._written and silent_s >= EVERY_S:
+                self._write(self._line)
+            elif self._line and silent_s >= UNCHANGED_EVERY_S:
+                self._write(f"{self._line}, for {_clock(now - self._since)} so far")
+            else:
+                return
+            self._written, self._written_at = self._line, now
+
+
 def _watch_lines(client: Client, job_id: str, console: Console) -> Job:
-    latest: Progress | None = None
-    for event in client.follow(job_id):
-        if event.type is EventType.PROGRESS:
-            progress = Progress.model_validate(event.data)
-            is_new = latest is None or _describe(latest) != _describe(progress)
-            if latest is not None and is_new:
-                console.print(_line(latest))
-            latest = progress
-        elif event.type in _NOTES:
-            console.print(_NOTES[event.type])
-    if latest is not None:
-        console.print(_line(latest))
+    lines = Lines(lambda line: console.print(line, markup=False, highlight=False, soft_wrap=True))
+    with _ticking(lines):
+        for event in client.follow(job_id):
+            if event.type is EventType.PROGRESS:
+                lines.now(_line(Progress.model_validate(event.data)))
+            elif event.type in _NOTES:
+                lines.now(_NOTES[event.type])
     return client.job(job_id)
+
+
+@contextmanager
+def _ticking(lines: Lines) -> Iterator[None]:
+    """A job that waits has no events, so the time is told by a thread; nothing is written after the end."""
+    ended = threading.Event()
+
+    def tick() -> None:
+        while not ended.wait(1.0):
+            lines.tick()
+
+    ticker = threading.Thread(target=tick, daemon=True)
+    ticker.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        ticker.join()
 
 
 _NOTES = {

@@ -5,10 +5,34 @@ from __future__ import annotations
 import sys
 
 import typer
+from rich.markup import escape
 
 from cli.settings import Settings, SettingsError, load_settings
+from jobs.printable import one_line, printable
 
 EXIT_REFUSED = 2
+OPTIONS = {
+    "max_output_tokens": "--max-tokens",
+    "expires_after": "--expires-after",
+    "documents": "documents",
+    "top_p": "--top-p",
+    **{
+        name: f"--{name}"
+        for name in (
+            "focus",
+            "language",
+            "length",
+            "model",
+            "priority",
+            "seed",
+            "stop",
+            "temperature",
+            "thinking",
+        )
+    },
+    "instruction": "--prompt",
+}
+"""The options of the command that are other words for the API's fields."""
 
 
 def settings_or_refuse() -> Settings:
@@ -31,4 +55,9 @@ def refuse(message: str) -> None:
 
 
 def say(message: str) -> None:
-    print(f"longleaf: {message}", file=sys.stderr)
+    print(f"longleaf: {printable(message)}", file=sys.stderr)
+
+
+def cell(text: str) -> str:
+    """Text that somebody else wrote, as a cell of a table or a part of a line that rich prints."""
+    return escape(one_line(text))

@@ -19,7 +19,9 @@ from rich.table import Table
 
 from cli import ApiError, Client
 from cli.watch import watch
+from cli.words import cell
 from jobs import Ask, JobSpec, Output, Result, State, Summarize
+from jobs.printable import printable
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = Path(".longleaf-demo")
@@ -95,20 +97,22 @@ def wait_ready(client: Client, server: subprocess.Popen[bytes]) -> None:
 def show(client: Client, path: Path, questions: list[str]) -> None:
     document = client.upload(path)
     counts = [f"{count:,} tokens" for count in document.num_tokens.values() if count is not None]
-    console.print(f"uploaded {document.name}: {document.num_chars:,} characters {' '.join(counts)}".rstrip())
+    console.print(
+        f"uploaded {cell(document.name)}: {document.num_chars:,} characters {' '.join(counts)}".rstrip()
+    )
     documents = [document.id]
     table = Table("", "prompt", "cached", "prefilled", "output", "first token", "tokens/s", title="Tokens")
 
     console.rule("Summary")
     summary = Summarize(documents=documents, max_output_tokens=MAX_OUTPUT_TOKENS)
     output = run(client, summary).outputs[0]
-    console.print(output.text.strip(), markup=False, highlight=False, soft_wrap=True)
+    console.print(printable(output.text).strip(), markup=False, highlight=False, soft_wrap=True)
     add_row(table, "summary", output)
     for number, question in enumerate(questions, 1):
         console.rule(question)
         ask = Ask(documents=documents, questions=[question], max_output_tokens=MAX_OUTPUT_TOKENS)
         output = run(client, ask).outputs[0]
-        console.print(output.text.strip(), markup=False, highlight=False, soft_wrap=True)
+        console.print(printable(output.text).strip(), markup=False, highlight=False, soft_wrap=True)
         add_row(table, f"question {number}", output)
     console.print()
     console.print(table)

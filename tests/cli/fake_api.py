@@ -22,6 +22,9 @@ class Request(BaseHTTPRequestHandler):
         self.body = self.rfile.read(int(self.headers.get("content-length", 0)))
         self.answer()
 
+    def do_DELETE(self) -> None:
+        self.answer()
+
     def reply(self, status: int, body: Any, content_type: str = "application/json", **headers: str) -> None:
         data = body.encode() if isinstance(body, str) else json.dumps(body).encode()
         self.send_response(status)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,10 +38,18 @@ RESULT = {
 }
 
 
-def longleaf(folder: Path, *words: str, api: str = "http://127.0.0.1:1") -> subprocess.CompletedProcess[str]:
+def longleaf(
+    folder: Path, *words: str, api: str = "http://127.0.0.1:1", stdin: str = ""
+) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "LONGLEAF_API": api, "LONGLEAF_DATA": str(folder), "PYTHONPATH": str(ROOT)}
     return subprocess.run(
-        [sys.executable, "-m", "cli", *words], env=env, cwd=folder, capture_output=True, text=True, timeout=60
+        [sys.executable, "-m", "cli", *words],
+        env=env,
+        cwd=folder,
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
 
 
@@ -149,13 +159,6 @@ def test_refusal_exits_with_2_and_the_detail(tmp_path: Path) -> None:
     assert detail in done.stderr
 
 
-@pytest.mark.parametrize("source", ["missing.txt", ".", "doc_1/../x"])
-def test_source_that_is_neither_file_nor_id_is_refused(tmp_path: Path, source: str) -> None:
-    done = longleaf(tmp_path, "ask", source, "How many?")
-    assert done.returncode == 2
-    assert "neither a file nor a document id" in done.stderr
-
-
 def test_missing_api_exits_with_3_and_says_how_to_start_it(tmp_path: Path) -> None:
     done = longleaf(tmp_path, "status", "job_1")
     assert done.returncode == 3
@@ -169,9 +172,217 @@ def test_bad_setting_is_named(tmp_path: Path) -> None:
     assert "LONGLEAF_PORT='many' is not accepted" in done.stderr
 
 
-def test_contradicting_options_are_refused(tmp_path: Path) -> None:
-    done = longleaf(tmp_path, "submit", "doc_1", "--summarize", "--prompt", "x")
+@pytest.mark.parametrize(
+    "option", [["--summarize"], ["--focus", "x"], ["--length", "long"], ["--language", "de"]]
+)
+def test_options_of_a_summary_are_refused_with_an_own_instruction(tmp_path: Path, option: list[str]) -> None:
+    done = longleaf(tmp_path, "submit", "doc_1", *option, "--prompt", "x")
+    assert (done.returncode, option[0] in done.stderr) == (2, True)
+
+
+def sent_specs(tmp_path: Path, *commands: list[str]) -> list[dict[str, Any]]:
+    """What commands send as a job."""
+    sent = []
+
+    def keep(request: Request) -> None:
+        if request.path == "/v1/jobs":
+            sent.append(json.loads(request.body))
+        finished_job(request)
+
+    with fake_api(keep) as url:
+        for words in commands:
+            done = longleaf(tmp_path, *words, api=url)
+            assert done.returncode == 0, done.stderr
+    return sent
+
+
+def test_several_documents_are_one_job(tmp_path: Path) -> None:
+    asked, summarised = sent_specs(
+        tmp_path,
+        ["ask", "doc_2", "doc_1", "-q", "Who?", "--question", "Why?", "--language", "German"],
+        ["submit", "doc_1", "doc_2", "--focus", "costs", "--length", "long", "--language", "pt-br"],
+    )
+    assert (asked["documents"], asked["questions"]) == (["doc_2", "doc_1"], ["Who?", "Why?"])
+    assert (asked["language"], asked["max_output_tokens"]) == ("de", 512)
+    assert summarised["documents"] == ["doc_1", "doc_2"]
+    wanted = {"focus": "costs", "length": "long", "language": "pt-BR", "max_output_tokens": 1024}
+    assert {name: summarised[name] for name in wanted} == wanted
+
+
+def test_without_q_a_document_in_the_place_of_a_question_is_no_question(tmp_path: Path) -> None:
+    (tmp_path / "b.txt").write_text("B")
+    for second in ("doc_2", "b.txt", "-"):
+        done = longleaf(tmp_path, "ask", "doc_1", second, "Who?")
+        assert done.returncode == 2
+        assert f"longleaf ask doc_1 {second} -q" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["ask", "doc_1"], "name a question"),
+        (["ask", "doc_1", " "], "questions[0]: it is empty"),
+        (["ask", "doc_1", "Who?", "--temperature", "3"], "--temperature: 2 is the most, not 3"),
+        (["ask", "doc_1", "Who?", "--priority", "now"], "--priority: 'high', 'normal' or 'low' is wanted"),
+        (["submit", "doc_1", "--length", "huge"], "--length: 'short', 'medium' or 'long' is wanted, not"),
+        (["submit", "doc_1", "--length", ""], "--length: 'short', 'medium' or 'long' is wanted, not ''"),
+        (["submit", "doc_1", "--language", "Klingon"], "--language: 'Klingon' is not accepted: no language"),
+        (["submit", "doc_1", "--language", ""], "--language: '' is not accepted: no language"),
+        (["submit", "doc_1", "--focus", ""], "--focus: it is empty"),
+    ],
+)  # fmt: skip
+def test_what_is_not_accepted_is_told_by_the_name_of_the_option(
+    tmp_path: Path, words: list[str], told: str
+) -> None:
+    done = longleaf(tmp_path, *words)
     assert done.returncode == 2
+    assert told in done.stderr
+
+
+def test_a_document_comes_through_a_pipe(tmp_path: Path) -> None:
+    uploads: list[bytes] = []
+
+    def keep(request: Request) -> None:
+        if request.path == "/v1/documents":
+            uploads.append(request.body)
+            document = {
+                "id": "doc_1",
+                "name": "n",
+                "media_type": "text/plain",
+                "num_bytes": 7,
+                "num_chars": 7,
+            }
+            request.reply(201, document)
+        else:
+            finished_job(request)
+
+    with fake_api(keep) as url:
+        for words in (["-"], ["/dev/stdin"], ["-", "--name", "minutes.txt"]):
+            done = longleaf(tmp_path, "ask", words[0], "Who?", *words[1:], api=url, stdin="A text.")
+            assert done.returncode == 0, done.stderr
+    assert all(b"A text." in body for body in uploads)
+    names = [re.search(rb'filename="([^"]*)"', body) for body in uploads]
+    assert [name and name[1] for name in names] == [b"stdin", b"stdin", b"minutes.txt"]
+
+
+def test_a_refusal_of_the_api_is_told_in_the_words_of_the_command(tmp_path: Path) -> None:
+    detail = "job_1 is running; wait with /v1/jobs/job_1?wait=30, or lower max_output_tokens"
+    with fake_api(lambda request: request.reply(409, {"code": "x", "detail": detail})) as url:
+        done = longleaf(tmp_path, "retry", "job_1", api=url)
+    assert "wait with `longleaf wait job_1`, or lower --max-tokens" in done.stderr
+
+
+HOSTILE = "a\x1b[2J\x9b31m\u202egnp\u2066\u200bb"
+
+
+def hostile_job(request: Request) -> None:
+    """A result, an error and a list whose every text holds what a terminal must not get."""
+    if request.path.endswith("/result"):
+        output = {**RESULT["outputs"][0], "text": HOSTILE, "question": HOSTILE, "thinking": HOSTILE}
+        request.reply(200, {**RESULT, "outputs": [output]})
+    elif request.path == "/v1/models":
+        request.reply(200, [{"id": HOSTILE, "context_tokens": 10}])
+    elif request.path == "/v1/documents?limit=50":
+        document = {"id": HOSTILE, "name": HOSTILE, "num_tokens": {}, "num_pages": None, "num_bytes": 1}
+        request.reply(200, {"data": [document | {"created_at": "2026-11-29T17:16:01.918Z"}]})
+    elif request.path == "/v1/jobs?limit=50":
+        job = {**JOB, "spec": {"documents": ["doc_1"], "questions": [HOSTILE]}}
+        request.reply(200, {"data": [job | {"created_at": "2026-11-29T17:16:01.918Z"}]})
+    elif request.path == "/v1/jobs/job_2":
+        request.reply(200, {**JOB, "state": "failed", "error": {"code": HOSTILE, "detail": HOSTILE}})
+    else:
+        request.reply(200, {**JOB, "state": "succeeded"})
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["result", "job_1"], ["result", "job_1", "--json"], ["status", "job_2"], ["result", "job_2"],
+        ["models"], ["documents"], ["documents", "list", "--json"], ["jobs"], ["ask", HOSTILE, "Who?"],
+    ],
+)  # fmt: skip
+def test_nothing_that_others_wrote_steers_the_terminal(tmp_path: Path, words: list[str]) -> None:
+    with fake_api(hostile_job) as url:
+        done = longleaf(tmp_path, *words, api=url)
+    printed = done.stdout + done.stderr
+    assert "31m" in printed
+    assert [c for c in printed if not (c.isprintable() or c in "\n\t")] == []
+    if "--json" in words:
+        assert HOSTILE in json.dumps(json.loads(done.stdout), ensure_ascii=False).replace("\\u001b", "\x1b")
+
+
+def test_output_whose_reader_went_away_ends_quietly(tmp_path: Path) -> None:
+    with fake_api(hostile_job) as url:
+        for words in ("result job_1", "result job_1 --json", "models", "status job_1"):
+            env = {**os.environ, "LONGLEAF_API": url, "LONGLEAF_DATA": str(tmp_path), "PYTHONPATH": str(ROOT)}
+            read, write = os.pipe()
+            os.close(read)
+            command = [sys.executable, "-m", "cli", *words.split()]
+            done = subprocess.run(
+                command, env=env, cwd=tmp_path, stdout=write, stderr=subprocess.PIPE, timeout=60
+            )
+            os.close(write)
+            assert (done.returncode, done.stderr) == (141, b""), words
+
+
+@pytest.mark.parametrize(("quiet", "told"), [([], True), (["--quiet"], False)])
+def test_progress_is_told_off_a_terminal_unless_it_is_unwanted(
+    tmp_path: Path, quiet: list[str], told: bool
+) -> None:
+    with fake_api(finished_job) as url:
+        done = longleaf(tmp_path, "ask", "doc_1", "How many?", *quiet, api=url)
+    assert (done.returncode, bool(done.stderr)) == (0, told)
+
+
+def test_jobs_and_documents_are_listed_in_pages(tmp_path: Path) -> None:
+    paths = []
+
+    def answer(request: Request) -> None:
+        paths.append(request.path)
+        if "documents" in request.path:
+            item = {
+                "id": "doc_1",
+                "name": "a.txt",
+                "num_tokens": {"m": 1234},
+                "num_pages": 6,
+                "num_bytes": 8587,
+            }
+        else:
+            item = {**JOB, "spec": {"documents": ["doc_1", "doc_2"], "questions": ["Who?", "Why?"]}}
+        page = {"data": [item | {"created_at": "2026-11-29T17:16:01.918Z"}], "has_more": True, "next": "x_9"}
+        request.reply(200, page)
+
+    with fake_api(answer) as url:
+        documents = longleaf(tmp_path, "documents", "list", "--limit", "1", "--after", "doc_0", api=url)
+        jobs = longleaf(tmp_path, "jobs", "list", "--state", "failed", api=url)
+        assert longleaf(tmp_path, "jobs", "list", "--state", "asleep", api=url).returncode == 2
+    assert paths == ["/v1/documents?limit=1&after=doc_0", "/v1/jobs?state=failed&limit=50"]
+    assert ("doc_1  a.txt  1,234" in documents.stdout, "8.6 kB" in documents.stdout) == (True, True)
+    assert "Who? (and 1 more)" in jobs.stdout
+    assert "longleaf documents list --after x_9" in documents.stderr
+
+
+def test_what_is_in_use_is_told_and_the_rest_is_deleted(tmp_path: Path) -> None:
+    asked = []
+
+    def answer(request: Request) -> None:
+        asked.append((request.command, request.path))
+        if request.path.endswith("_2"):
+            request.reply(409, {"code": "document_in_use", "detail": "job_9 reads doc_2 and is not finished"})
+        else:
+            request.send_response(204)
+            request.end_headers()
+
+    with fake_api(answer) as url:
+        documents = longleaf(tmp_path, "documents", "rm", "doc_1", "doc_2", "doc_3", api=url)
+        jobs = longleaf(tmp_path, "jobs", "rm", "job_1", api=url)
+    assert asked == [
+        ("DELETE", "/v1/documents/doc_1"), ("DELETE", "/v1/documents/doc_2"),
+        ("DELETE", "/v1/documents/doc_3"), ("DELETE", "/v1/jobs/job_1"),
+    ]  # fmt: skip
+    assert (documents.returncode, documents.stdout) == (2, "doc_1: deleted\ndoc_3: deleted\n")
+    assert "job_9 reads doc_2" in documents.stderr
+    assert (jobs.returncode, jobs.stdout) == (0, "job_1: deleted\n")
 
 
 def test_plan_prints_what_a_model_folder_needs(tmp_path: Path) -> None:
