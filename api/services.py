@@ -54,7 +54,8 @@ class Services:
         known = self.documents.token_counts([document.id]).get((document.id, folder.tokenizer_sha256))
         if known is not None:
             return known
-        num_tokens = self.folders.count(folder, self.documents.text(document.tenant_id, document.id) or "")
+        text = self.documents.text(document.tenant_id, document.id) or ""
+        num_tokens = self.folders.prompts(folder).count(text)
         self.documents.keep_token_count(document.id, folder.tokenizer_sha256, num_tokens)
         return num_tokens
 

@@ -151,6 +151,7 @@ class Ours:
             card=card,
             config=config,
             folder=Path(),
+            prompts=None,  # type: ignore[arg-type]
         )
 
     def run(self, tokens: mx.array, num_output: int) -> tuple[float, list[float], KVCache]:

@@ -13,13 +13,14 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 MAY_IMPORT = {
-    "api": {"jobs", "migrations"},
+    "api": {"jobs", "prompts", "migrations"},
     "migrations": {"api"},
-    "worker": {"kernels", "cache_store", "jobs"},
+    "worker": {"kernels", "cache_store", "jobs", "prompts"},
     "cli": {"jobs", "cache_store"},
     "kernels": set(),
     "cache_store": set(),
     "jobs": set(),
+    "prompts": {"jobs"},
 }
 """Alembic's scripts belong to the API and need its tables."""
 
@@ -28,6 +29,7 @@ NEVER = {
     "migrations": {"mlx", "mlx_lm", "transformers", "torch"},
     "jobs": {"mlx", "mlx_lm", "transformers", "sqlalchemy", "redis", "rq", "fastapi"},
     "cache_store": {"mlx", "mlx_lm", "transformers", "sqlalchemy", "redis", "rq", "fastapi"},
+    "prompts": {"mlx", "mlx_lm", "transformers", "sqlalchemy", "redis", "rq", "fastapi"},
     "cli": {"mlx", "mlx_lm", "transformers", "sqlalchemy"},
 }
 

@@ -9,13 +9,13 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-from tokenizers import Tokenizer
-
 from jobs.settings import folder_name
+from prompts import PromptBuilder
 
 log = logging.getLogger(__name__)
 
-_PIECE_CHARS = 2_000_000
+_COUNTED_AS = b"pieces of text without control tokens\n"
+"""Part of a count's key: counts that were made in another way are not taken for these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,8 @@ class ModelFolder:
     id: str
     context_tokens: int | None
     tokenizer_sha256: str
-    tokenizer_path: Path
+    """Of the tokenizer and the way of counting with it."""
+    path: Path
 
 
 class ModelFolders:
@@ -33,7 +34,7 @@ class ModelFolders:
         self._root = root
         self._lock = threading.Lock()
         self._folders: dict[str, tuple[tuple[int, ...], ModelFolder]] = {}
-        self._tokenizers: dict[str, Tokenizer] = {}
+        self._builders: dict[str, tuple[tuple[int, ...], PromptBuilder]] = {}
 
     def all(self) -> list[ModelFolder]:
         if not self._root.is_dir():
@@ -55,8 +56,8 @@ class ModelFolders:
                 known = self._folders.get(model)
                 if known is None or known[0] != stamps:
                     settings = json.loads(config.read_bytes())
-                    digest = hashlib.sha256(tokenizer.read_bytes()).hexdigest()
-                    folder = ModelFolder(model, _context_tokens(settings), digest, tokenizer)
+                    digest = hashlib.sha256(_COUNTED_AS + tokenizer.read_bytes()).hexdigest()
+                    folder = ModelFolder(model, _context_tokens(settings), digest, path)
                     known = self._folders[model] = (stamps, folder)
         except FileNotFoundError:
             return None
@@ -65,32 +66,22 @@ class ModelFolders:
             return None
         return known[1]
 
-    def count(self, folder: ModelFolder, text: str) -> int:
-        """Tokens of `text` by the model's tokenizer, without any special tokens.
+    def prompts(self, folder: ModelFolder) -> PromptBuilder:
+        """What builds the model's prompts in its workers, and so counts as they do.
 
-        Very long texts are counted in pieces cut at line ends, which bounds the memory and may
-        differ from one count of the whole by a token per two million characters.
+        Raises:
+            PromptError: no prompt can be made for the model.
         """
-        tokenizer = self._tokenizer(folder)
-        num_tokens, start = 0, 0
-        while start < len(text):
-            end = start + _PIECE_CHARS
-            if end < len(text):
-                end = text.rfind("\n", start, end) + 1 or end
-            batch = tokenizer.encode_batch_fast([text[start:end]], add_special_tokens=False)
-            num_tokens += len(batch[0].ids)
-            start = end
-        return num_tokens
-
-    def _tokenizer(self, folder: ModelFolder) -> Tokenizer:
+        stamps = tuple(
+            value
+            for path in sorted(folder.path.glob("*.json")) + sorted(folder.path.glob("*.jinja"))
+            for value in (path.stat().st_mtime_ns, path.stat().st_size)
+        )
         with self._lock:
-            tokenizer = self._tokenizers.get(folder.tokenizer_sha256)
-            if tokenizer is None:
-                tokenizer = Tokenizer.from_file(str(folder.tokenizer_path))
-                tokenizer.no_truncation()
-                tokenizer.no_padding()
-                self._tokenizers[folder.tokenizer_sha256] = tokenizer
-            return tokenizer
+            known = self._builders.get(folder.id)
+            if known is None or known[0] != stamps:
+                known = self._builders[folder.id] = (stamps, PromptBuilder(folder.path))
+            return known[1]
 
 
 def _context_tokens(config: object) -> int | None:

@@ -11,7 +11,8 @@ from api.models import Document
 from api.problems import ApiError, shown
 from api.routes.documents import not_found
 from api.services import Services
-from jobs import Ask, JobSpec, Prompt, Summarize, Warm, WorkerStatus
+from jobs import JobSpec, Warm, WorkerStatus
+from prompts import PromptError, instructions
 
 
 def known_models(services: Services, workers: list[WorkerStatus]) -> list[str]:
@@ -78,12 +79,18 @@ def look_up(services: Services, tenant: str, spec: JobSpec) -> Found:
 
 
 def prompt_tokens(services: Services, spec: JobSpec, documents: list[Document], folder: ModelFolder) -> int:
-    """Tokens of the documents and the longest instruction.
+    """Tokens of the longest prompt of a job, as its worker will build it.
 
-    The chat template's few tokens are not counted here; the worker has the last word.
+    Raises:
+        ApiError: 422 if no prompt can be made for the model.
     """
-    num_tokens = sum(services.num_tokens(document, folder) for document in documents)
-    return num_tokens + max(services.folders.count(folder, text) for text in _instructions(spec))
+    try:
+        prompts = services.folders.prompts(folder)
+    except PromptError as error:
+        raise ApiError(422, error.code, f"model {folder.id}: {error}", param="model") from None
+    counted = [(document.name, services.num_tokens(document, folder)) for document in documents]
+    tails = (prompts.count_tail(text, spec.thinking) for text in _instructions(spec))
+    return prompts.count_head(counted, spec.thinking) + max(tails)
 
 
 def num_outputs(spec: JobSpec) -> int:
@@ -145,10 +152,4 @@ def _check_fit(
 
 def _instructions(spec: JobSpec) -> list[str]:
     """What is asked about the documents; each is a prompt of its own."""
-    if isinstance(spec, Ask):
-        return list(spec.questions)
-    if isinstance(spec, Prompt):
-        return [spec.instruction]
-    if isinstance(spec, Summarize):
-        return [spec.focus or ""]
-    return [""]
+    return [""] if isinstance(spec, Warm) else [text for _, text in instructions(spec)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Annotated, Any
 
 import anyio.to_thread
@@ -22,6 +23,7 @@ from api.problems import ApiError, shown
 from api.routes.job_view import NOT_MODIFIED, matches
 from api.routes.paging import After, Limit, iso, page
 from api.services import Services, ServicesDep
+from prompts import PromptError
 
 router = APIRouter(prefix="/v1/documents", tags=["documents"])
 
@@ -133,7 +135,9 @@ def _add(services: Services, caller: Caller, upload: Upload | JsonDocument) -> t
         raise too_many_bytes(error) from None
     folder = services.folders.get(services.settings.model)
     if folder is not None and document.num_chars <= EAGER_COUNT_CHARS:
-        services.num_tokens(document, folder)
+        # A model that no prompt can be made for is told of when it is asked for.
+        with suppress(PromptError):
+            services.num_tokens(document, folder)
     return document, is_new
 
 

@@ -23,7 +23,6 @@ from worker.engine.engine import Document as EngineDocument
 from worker.engine.engine import Engine, Request, Sampling
 from worker.engine.kv_cache import CompressedLayer, ExactLayer, KVCache
 from worker.engine.model import Model
-from worker.engine.prompt import PromptBuilder
 from worker.engine.report import Silent
 
 MODEL_FOLDER = Path(__file__).parent / "model"
@@ -69,7 +68,7 @@ def ask(engine: Engine, document: Document, questions: Sequence[Question], reuse
 
 def ask_exactly(model: Model, document: Document, questions: Sequence[Question]) -> Asked:
     """The same with keys and values as the model computes them."""
-    builder = PromptBuilder(model.folder, model.tokenizer)
+    builder = model.prompts
     text = EngineDocument("needle", words.text(document.ids))
     prompts = [builder.build([text], words.text(q.ids)) for q in questions]
     end = prompts[0].document_end

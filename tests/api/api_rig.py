@@ -44,7 +44,11 @@ from jobs.prefixes import HeldPrefix, Holdings, holdings_key
 from worker.attempts import Attempts
 
 MODEL = "tiny"
-CONTEXT = 50
+FRAME_TOKENS = 17
+"""What the template of `write_model_folder` puts around a prompt, the system's words included."""
+ASK_TOKENS = 9
+"""What is said to the model around a question."""
+CONTEXT = 50 + FRAME_TOKENS + ASK_TOKENS
 
 
 @dataclass
@@ -214,13 +218,15 @@ def progress(num_done: int) -> dict[str, Any]:
 
 
 def write_model_folder(root: Path, model: str = MODEL, context: int = CONTEXT) -> Path:
-    """A model folder as the API sees one: a config and a tokenizer of one token per word."""
+    """A model folder as the API sees one: a config, a tokenizer of one token per word, and a template."""
     folder = root / model.replace("/", "--")
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps({"max_position_embeddings": context}))
     tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.save(str(folder / "tokenizer.json"))
+    template = "{% for m in messages %}[{{ m.role }}] {{ m.content }} {% endfor %}"
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
     return folder
 
 

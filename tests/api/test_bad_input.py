@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
-from api_rig import MODEL, Api, FakeWorker
+from api_rig import ASK_TOKENS, CONTEXT, FRAME_TOKENS, MODEL, Api, FakeWorker
 
 
 @pytest.fixture
@@ -197,7 +197,7 @@ SPECS: list[tuple[str, Any, int, str, str | None]] = [
     ("unknown model", DOC | {"model": "gpt-9"}, 404, "unknown_model", "model"),
     ("path as model", DOC | {"model": "../../etc"}, 404, "unknown_model",
      "model"),
-    ("over the context", DOC | {"max_output_tokens": 48}, 413,
+    ("over the context", DOC | {"max_output_tokens": CONTEXT}, 413,
      "context_exceeded", "documents"),
 ]  # fmt: skip
 
@@ -246,9 +246,10 @@ def test_a_job_over_the_context_names_all_three_numbers(api: Api) -> None:
         "max_output_tokens": 8,
     }
     body = check(api.http.post("/v1/jobs", json=spec), 413, "context_exceeded")
-    expected = {"prompt_tokens": 43, "max_output_tokens": 8, "context_tokens": 50, "model": MODEL}
+    prompt = FRAME_TOKENS + 40 + ASK_TOKENS + 3
+    expected = {"prompt_tokens": prompt, "max_output_tokens": 8, "context_tokens": CONTEXT, "model": MODEL}
     assert body["params"] == expected
-    for number in ("43", "8", "50"):
+    for number in (str(prompt), "8", str(CONTEXT)):
         assert number in body["detail"]
     assert api.http.post("/v1/jobs", json=spec | {"max_output_tokens": 7}).status_code == 202
 

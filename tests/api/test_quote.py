@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from api_rig import CONTEXT, Api, FakeWorker, card
+from api_rig import ASK_TOKENS, CONTEXT, FRAME_TOKENS, Api, FakeWorker, card
 
 from api.routes.quote import peak_bytes
 
@@ -18,7 +18,7 @@ def ask(api: Api, document: str, **spec: object) -> dict[str, object]:
 def test_a_quote_counts_what_the_model_would_read(api: Api) -> None:
     document = api.upload("one two three four")
     found = ask(api, document, questions=["a b", "a b c"])
-    assert (found["prompt_tokens"], found["num_outputs"]) == (4 + 3, 2)
+    assert (found["prompt_tokens"], found["num_outputs"]) == (FRAME_TOKENS + 4 + ASK_TOKENS + 3, 2)
     assert (found["context_tokens"], found["fits_context"]) == (CONTEXT, True)
     assert found["cached_tokens"] is found["peak_bytes"] is found["kv_bytes"] is None
     assert api.http.get("/v1/jobs").json()["data"] == []
@@ -27,17 +27,18 @@ def test_a_quote_counts_what_the_model_would_read(api: Api) -> None:
 def test_a_job_that_does_not_fit_is_quoted_all_the_same(api: Api) -> None:
     document = api.upload("word " * 60)
     found = ask(api, document)
-    assert found["prompt_tokens"] == 63
+    assert found["prompt_tokens"] == FRAME_TOKENS + 60 + ASK_TOKENS + 3
     assert found["fits_context"] is False
 
 
 def test_bytes_are_what_a_live_worker_predicts(api: Api) -> None:
-    points = [(0, 1000), (20, 2000), (40, 6000)]
+    prompt = FRAME_TOKENS + 10 + ASK_TOKENS + 3
+    points = [(0, 1000), (prompt + 7, 2000), (prompt + 27, 6000)]
     shown = card().model_copy(update={"peak_points": points, "memory_bytes": 2500, "kv_bytes_per_token": 3.0})
     FakeWorker(api.redis).be_there(card=shown)
     document = api.upload("one two three four five six seven eight nine ten")
-    found = ask(api, document)  # 13 and 8 tokens
-    assert found["kv_bytes"] == 63
+    found = ask(api, document)
+    assert found["kv_bytes"] == 3 * (prompt + 8)
     assert (found["peak_bytes"], found["memory_bytes"], found["fits_memory"]) == (2200, 2500, True)
     assert ask(api, document, max_output_tokens=17)["fits_memory"] is False
 

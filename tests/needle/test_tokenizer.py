@@ -8,7 +8,7 @@ from bench.needle import words
 from bench.needle.batches import ASK, HEAD
 from bench.needle.documents import Filler, make_document, make_facts
 from bench.needle.tokenizer import write_tokenizer
-from worker.engine.prompt import Document, PromptBuilder
+from prompts import Document, PromptBuilder
 
 
 @pytest.fixture(scope="module")
@@ -39,8 +39,8 @@ def test_answers_come_back_as_text(chat_tokenizer, document):
         assert chat_tokenizer.decode(question.answer.tolist()) == words.text(question.answer)
 
 
-def test_the_prompt_has_the_tokens_of_a_training_sequence(folder, chat_tokenizer, document):
-    builder = PromptBuilder(folder, chat_tokenizer)
+def test_the_prompt_has_the_tokens_of_a_training_sequence(folder, document):
+    builder = PromptBuilder(folder)
     question = document.questions[0]
     prompt = builder.build([Document("d", words.text(document.ids))], words.text(question.ids))
     expected = np.concatenate([HEAD, document.ids, question.ids, ASK])

@@ -11,7 +11,7 @@ from worker.engine.repetition import NumberTokens, RepetitionWatch
 from worker.engine.report import Report
 from worker.engine.sampling import Sampler, Sampling, token_ids
 from worker.engine.stops import StopStrings
-from worker.engine.thinking import Stage, ThinkingSplitter
+from worker.engine.thinking import ThinkingSplitter
 
 
 class Answer:
@@ -23,7 +23,7 @@ class Answer:
         detokenizer: Any,
         numbers: NumberTokens,
         eos_token_ids: frozenset[int],
-        stage: Stage,
+        thinking: ThinkingSplitter,
         cached_tokens: int,
         report: Report,
     ) -> None:
@@ -31,7 +31,7 @@ class Answer:
         Args:
             detokenizer: one of mlx_lm's streaming ones, of this answer alone.
             numbers: of the same tokenizer.
-            stage: whether the prompt leaves the text before, in or behind thinking.
+            thinking: parts what the model thinks from its answer.
             cached_tokens: for the report only.
         """
         self.sampling, self.sampler = sampling, Sampler(sampling)
@@ -45,7 +45,7 @@ class Answer:
         self.num_drafted = self.num_accepted = 0
         self.report = report
         self._detokenizer, self._eos_token_ids = detokenizer, eos_token_ids
-        self._thinking, self._stops = ThinkingSplitter(stage), StopStrings(sampling.stop)
+        self._thinking, self._stops = thinking, StopStrings(sampling.stop)
         self._repetition = RepetitionWatch(numbers)
         self._cached_tokens = cached_tokens
         self._text: list[str] = []

@@ -17,6 +17,7 @@ import platformdirs
 from cache_store import SnapshotStore
 from jobs import ModelCard, Output, Timing, Usage
 from kernels.tuning import Shape, tune
+from prompts import Document
 from worker.engine import model as model_loader
 from worker.engine.answer import Answer
 from worker.engine.batch import MAX_ROWS, decode_batch, row_bytes, supports_batches
@@ -30,13 +31,13 @@ from worker.engine.limits import Limits
 from worker.engine.memory import is_out_of_memory
 from worker.engine.model import Model
 from worker.engine.prefill import prefill_suffix
-from worker.engine.prompt import Document, PromptBuilder
 from worker.engine.repetition import NumberTokens
 from worker.engine.report import Report
 from worker.engine.sampling import Sampling
 from worker.engine.self_check import Verify
 from worker.engine.snapshots import Prefix
 from worker.engine.speculate import Drafter, DraftPolicy, device_policy
+from worker.engine.thinking import ThinkingSplitter
 from worker.engine.work import Request, Warmed, Work
 
 __all__ = ["Document", "Engine", "EngineError", "Request", "Sampling", "Stopped", "Warmed"]
@@ -68,7 +69,7 @@ class Engine:
         self._limits = Limits(model, memory_bytes)
         self._store = store
         self._held = HeldPrefix(model, store, checkpoints, verify)
-        self._prompts = PromptBuilder(model.folder, model.tokenizer)
+        self._prompts = model.prompts
         self._numbers = NumberTokens(model.tokenizer)
 
     @classmethod
@@ -241,7 +242,7 @@ class Engine:
                 model.tokenizer.detokenizer,
                 self._numbers,
                 model.eos_token_ids,
-                work.prompt.stage,
+                ThinkingSplitter(work.prompt.stage, model.prompts.tags),
                 num_cached,
                 report,
             )
@@ -266,7 +267,3 @@ class Engine:
         free = self._limits.require_memory(longest)
         per_row = row_bytes(cache, longest.num_behind)
         return max(1, min(MAX_ROWS, free // per_row))
-
-    def count_tokens(self, documents: Sequence[Document], instruction: str) -> int:
-        """How many tokens the whole prompt has."""
-        return len(self._prompts.build(documents, instruction).tokens)

@@ -14,6 +14,7 @@ from mlx.utils import tree_flatten
 
 from jobs import ModelCard
 from kernels import TileLayout
+from prompts import PromptBuilder, PromptError
 from worker.engine import attention
 from worker.engine.architectures import VERIFIED_ARCHITECTURES, is_unverified, refusal
 from worker.engine.errors import EngineError
@@ -48,6 +49,7 @@ class Model:
     config: dict[str, Any]
     """config.json's content, the text model's sizes at its top."""
     folder: Path
+    prompts: PromptBuilder
 
     def new_cache(self) -> KVCache:
         """An empty cache for one sequence."""
@@ -69,8 +71,9 @@ def load(folder: Path, model_id: str, memory_bytes: int | None = None, unverifie
         unverified: take an architecture that nobody has verified, if it computes what mlx_lm's model does.
 
     Raises:
-        EngineError: `unsupported_architecture`, `unsupported_head_size`, `memory_exceeded` or
-            `model_unreadable`; all but the last before weights are read, where nothing has to be compared.
+        EngineError: `unsupported_architecture`, `unsupported_head_size`, `memory_exceeded`,
+            `no_chat_template` or `model_unreadable`; all but the last before weights are read, where nothing
+            has to be compared.
     """
     attention.install()
     from mlx_lm.utils import load_model, load_tokenizer
@@ -100,6 +103,10 @@ def load(folder: Path, model_id: str, memory_bytes: int | None = None, unverifie
         require_memory(model_id, config, 1, memory_bytes)
     except KeyError as error:
         raise EngineError("model_unreadable", f"{folder}/config.json states no {error}.") from error
+    try:
+        prompts = PromptBuilder(folder)
+    except PromptError as error:
+        raise EngineError(error.code, f"Model {model_id}: {error}.") from error
     try:
         module, _ = load_model(folder)
         tokenizer = load_tokenizer(folder, eos_token_ids=_eos_token_ids(folder, raw))
@@ -142,6 +149,7 @@ def load(folder: Path, model_id: str, memory_bytes: int | None = None, unverifie
         fingerprint=fingerprint(folder, kv_format),
         device=_device_name(on_cpu),
         memory_bytes=memory_bytes,
+        can_think=prompts.can_think,
     )
     return Model(
         embed=parts.embed,
@@ -156,6 +164,7 @@ def load(folder: Path, model_id: str, memory_bytes: int | None = None, unverifie
         card=card,
         config=config,
         folder=folder,
+        prompts=prompts,
     )
 
 

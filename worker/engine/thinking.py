@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
-OPEN, CLOSE = "<think>", "</think>"
-
-Stage = Literal["before", "thinking", "answer"]
-"""Where a text stands: before its first word, within the tags, or in the answer, where tags are text."""
+from prompts import Stage, ThinkingTags
 
 
 class ThinkingSplitter:
@@ -17,19 +12,21 @@ class ThinkingSplitter:
     one is dropped. What passes in all is the same, however the text is cut into pieces.
     """
 
-    def __init__(self, stage: Stage) -> None:
+    def __init__(self, stage: Stage, tags: ThinkingTags | None) -> None:
         """
         Args:
-            stage: where the prompt leaves the text; `answer` for a model that knows no thinking.
+            stage: where the prompt leaves the text.
+            tags: the model's; None for a model that knows no thinking.
         """
-        self._stage: Stage = stage
+        self._stage: Stage = stage if tags else "answer"
+        self._tags = tags or ThinkingTags("", "")
         self._held = ""
         self._thinking: list[str] = []
 
     @property
     def thinking(self) -> str | None:
         """The thinking so far, without tags; None if there is none."""
-        text = "".join(self._thinking).strip().removeprefix(OPEN).strip()
+        text = "".join(self._thinking).strip().removeprefix(self._tags.open).strip()
         return text or None
 
     def push(self, text: str) -> str:
@@ -52,25 +49,29 @@ class ThinkingSplitter:
         return ""
 
     def _leave_thinking(self) -> bool:
-        at = self._held.find(CLOSE)
+        close = self._tags.close
+        at = self._held.find(close)
         if at < 0:
-            keep = next((n for n in range(len(CLOSE) - 1, 0, -1) if self._held.endswith(CLOSE[:n])), 0)
+            keep = next((n for n in range(len(close) - 1, 0, -1) if self._held.endswith(close[:n])), 0)
             cut = len(self._held) - keep
             self._thinking.append(self._held[:cut])
             self._held = self._held[cut:]
             return False
         self._thinking.append(self._held[:at] + "\n")
-        self._held = self._held[at + len(CLOSE) :]
+        self._held = self._held[at + len(close) :]
         self._stage = "before"
         return True
 
     def _leave_before(self) -> bool:
+        tags = self._tags
         self._held = self._held.lstrip()
-        if self._held.startswith(OPEN):
-            self._held, self._stage = self._held[len(OPEN) :], "thinking"
-        elif self._held.startswith(CLOSE):
-            self._held = self._held[len(CLOSE) :]
-        elif OPEN.startswith(self._held) or CLOSE.startswith(self._held):
+        if self._held.startswith(tags.open):
+            self._held, self._stage = self._held[len(tags.open) :], "thinking"
+        elif self._held.startswith(tags.close):
+            self._held = self._held[len(tags.close) :]
+        elif tags.answer and self._held.startswith(tags.answer):
+            self._held, self._stage = self._held[len(tags.answer) :], "answer"
+        elif any(tag.startswith(self._held) for tag in (tags.open, tags.close, tags.answer)):
             return False
         else:
             self._stage = "answer"

@@ -7,9 +7,9 @@ from typing import Literal
 
 from jobs import Output, Timing, Usage
 from kernels import BLOCK_TOKENS
+from prompts import Prompt
 from worker.engine.answer import Answer
 from worker.engine.kv_cache import TAIL_TOKENS, blocks_end, whole_blocks
-from worker.engine.prompt import Prompt
 from worker.engine.report import Report
 from worker.engine.sampling import Sampling
 

@@ -6,35 +6,17 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from jobs import Ask, JobSpec, Output, Prompt, Result, Summarize, Timing, Usage, Warm
-from jobs.languages import LANGUAGES
+from prompts import instructions
 from worker.engine.engine import Document, Engine, Request, Sampling
 from worker.engine.report import Report
 
-SUMMARIZE = "Summarize the {documents} above{language} in {length}."
-LENGTHS = {"short": "one or two sentences", "medium": "one paragraph", "long": "several paragraphs"}
 SUMMARY_PENALTY = 1.1
 """Long free text is where small models fall into loops."""
-FOCUS = "Pay attention above all to: {focus}"
-ASK = "Question: {question}\nAnswer{language} in one sentence, from the {documents} above."
 
 
 class JobReport(Protocol):
     def output(self, index: int, num_outputs: int) -> Report:
         """Where output `index`, from 0, is reported; all of a job may be in hand at once."""
-
-
-def instructions(spec: Summarize | Ask | Prompt) -> list[tuple[str | None, str]]:
-    """(question, instruction) for each output of a job."""
-    if isinstance(spec, Prompt):
-        return [(None, spec.instruction)]
-    words = {
-        "documents": "document" if len(spec.documents) == 1 else "documents",
-        "language": f" in {LANGUAGES[spec.language]}" if spec.language else "",
-    }
-    if isinstance(spec, Ask):
-        return [(q, ASK.format(question=q, **words)) for q in spec.questions]
-    wanted = SUMMARIZE.format(length=LENGTHS[spec.length], **words)
-    return [(None, wanted if spec.focus is None else f"{wanted}\n{FOCUS.format(focus=spec.focus)}")]
 
 
 def run(

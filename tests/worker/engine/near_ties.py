@@ -12,11 +12,11 @@ from dataclasses import replace
 import mlx.core as mx
 import numpy as np
 
+from prompts import Prompt
 from worker.engine.decode import forward
 from worker.engine.kv_cache import blocks_end, whole_blocks
 from worker.engine.model import Model
 from worker.engine.prefill import prefill_prefix, prefill_suffix
-from worker.engine.prompt import Prompt
 from worker.engine.report import Silent
 
 MAX_GAP = 0.01

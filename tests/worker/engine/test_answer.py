@@ -2,10 +2,12 @@
 
 import pytest
 
+from prompts.thinking import TAGS
 from worker.engine.answer import Answer
 from worker.engine.repetition import NumberTokens
 from worker.engine.report import Silent
 from worker.engine.sampling import Sampling
+from worker.engine.thinking import ThinkingSplitter
 
 
 class Deltas(Silent):
@@ -25,7 +27,8 @@ def write(model):
         sampling = Sampling(500, **options)
         numbers = NumberTokens(model.tokenizer)
         eos = model.eos_token_ids
-        answer = Answer(sampling, model.tokenizer.detokenizer, numbers, eos, stage, 0, report)
+        thinking = ThinkingSplitter(stage, TAGS[0])
+        answer = Answer(sampling, model.tokenizer.detokenizer, numbers, eos, thinking, 0, report)
         for token in model.tokenizer.encode(text, add_special_tokens=False):
             if answer.finish_reason is None:
                 answer.take(token)

@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 
+from prompts.thinking import TAGS
 from worker.engine.answer import Answer
 from worker.engine.model import Model
 from worker.engine.repetition import BEYOND, EVERY, WINDOW, NumberTokens, RepetitionWatch
 from worker.engine.report import Silent
 from worker.engine.sampling import Sampling
+from worker.engine.thinking import ThinkingSplitter
 
 SENTENCE = (
     "The clerk shall read the register aloud, the witness shall confirm each line, the chair shall sign the "
@@ -115,7 +117,8 @@ def test_this_project_holds_no_loop(tokenizer: Any, numbers: NumberTokens) -> No
 
 @pytest.mark.parametrize("stage", ["answer", "thinking"])
 def test_a_loop_ends_an_answer_and_its_thinking(tokenizer: Any, numbers: NumberTokens, stage: Any) -> None:
-    answer = Answer(Sampling(2000), tokenizer.detokenizer, numbers, frozenset(), stage, 0, Silent())
+    thinking = ThinkingSplitter(stage, TAGS[0])
+    answer = Answer(Sampling(2000), tokenizer.detokenizer, numbers, frozenset(), thinking, 0, Silent())
     tokens = itertools.cycle(encoded(tokenizer, SENTENCE + "\n"))
     while answer.finish_reason is None:
         answer.take(next(tokens))
