@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import socket
 import sys
@@ -17,6 +16,8 @@ from api.keys import KeyStore
 from api.migrate import MigrationError, upgrade
 from api.settings import Settings, SettingsError, load_settings
 from jobs import logs
+from jobs.listening import CannotListen, listen
+from jobs.loopback import in_url
 
 
 class Server(uvicorn.Server):
@@ -33,27 +34,6 @@ class Server(uvicorn.Server):
 
 class StartError(Exception):
     """The API cannot start; the text says what to do."""
-
-
-def listen(settings: Settings) -> socket.socket:
-    """The bound socket. Raises StartError naming the port and the next step."""
-    family, kind, proto, _, address = socket.getaddrinfo(
-        settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )[0]
-    sock = socket.socket(family, kind, proto)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        sock.bind(address)
-        sock.listen(256)
-    except OSError as error:
-        sock.close()
-        if error.errno == errno.EADDRINUSE:
-            raise StartError(
-                f"port {settings.port} on {settings.host} is in use: stop what listens there "
-                f"(`lsof -i :{settings.port}` names it) or set LONGLEAF_PORT to another port"
-            ) from None
-        raise StartError(f"cannot listen on {settings.host} port {settings.port}: {error.strerror}") from None
-    return sock
 
 
 def check_keys(settings: Settings) -> None:
@@ -87,21 +67,22 @@ def main() -> int:
         logs.configure(settings.log_format, "%(asctime)s %(levelname)s %(name)s: %(message)s")
         if settings.log_format == "text":
             logging.getLogger("api.access").setLevel(logging.WARNING)  # people poll
-        sock = listen(settings)
+        sockets = listen(settings.host, settings.port)
         upgrade(settings.database)
         check_keys(settings)
-    except (SettingsError, StartError, MigrationError) as error:
+    except (SettingsError, CannotListen, StartError, MigrationError) as error:
         print(f"longleaf api: {error}", file=sys.stderr)
         return 1
     except OSError as error:
         print(f"longleaf api: {error}; set LONGLEAF_DATA to a folder that can be written", file=sys.stderr)
         return 1
-    host, port = sock.getsockname()[:2]
-    logging.getLogger("api").info("listening on http://%s:%d, data in %s", host, port, settings.data)
+    log = logging.getLogger("api")
+    for host, port in (sock.getsockname()[:2] for sock in sockets):
+        log.info("listening on http://%s:%d, data in %s", in_url(host), port, settings.data)
     server = make_server(settings)
     # After its orderly stop uvicorn raises the signal again, which is no news to anyone.
     with suppress(KeyboardInterrupt):
-        server.run(sockets=[sock])
+        server.run(sockets=sockets)
     return 0 if server.started else 1
 
 

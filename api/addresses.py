@@ -1,4 +1,4 @@
-"""Which network addresses are whose: this machine's, a private network's, everybody's."""
+"""Which network addresses a stranger may make this machine call: public ones, and those of some networks."""
 
 from __future__ import annotations
 
@@ -9,14 +9,6 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 Network = IPv4Network | IPv6Network
 
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a host, by address or as `localhost`, is this machine alone. Names are not resolved."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def may_call(address: str, networks: Sequence[Network]) -> bool:

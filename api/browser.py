@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 
 from fastapi import Request
 
-from api.addresses import is_loopback
 from api.problems import ApiError
+from jobs.loopback import address_of, bare, is_loopback
 
 SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 
@@ -22,7 +22,7 @@ def check(request: Request, allowed_hosts: Collection[str]) -> None:
     """Raises ApiError 403 for a Host that is not this machine, or a change that another site asks for."""
     host = request.headers.get("Host", "")
     name = _name(host)
-    if host and not is_loopback(name) and name not in allowed_hosts:
+    if host and not _is_ours(name) and name not in allowed_hosts:
         raise ApiError(
             403,
             "host_refused",
@@ -48,9 +48,16 @@ def check(request: Request, allowed_hosts: Collection[str]) -> None:
         )
 
 
+def _is_ours(name: str) -> bool:
+    """Whether a name is this machine's, whatever a name server says."""
+    address = address_of(name)
+    # 0.0.0.0 and :: are what a browser may call it too; no page can have an address for its name.
+    return is_loopback(name) or (address is not None and address.is_unspecified)
+
+
 def _name(host: str) -> str:
-    """The host without its port, in lower case; an IPv6 address without brackets."""
+    """The host without its port, as `bare` spells it."""
     try:
-        return urlsplit(f"//{host}").hostname or ""
+        return bare(urlsplit(f"//{host}").hostname or "")
     except ValueError:
         return host.lower()

@@ -1,4 +1,4 @@
-"""Every setting of the API, typed, read once at start from the environment or `.env`.
+"""Every setting of the API, typed, read once at start from the environment.
 
 It owns names, defaults and the messages for bad values. It opens nothing.
 """
@@ -14,9 +14,12 @@ from pydantic_settings import NoDecode
 from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
-from api.addresses import Network, is_loopback
+from api.addresses import Network
+from jobs.listening import serves_this_machine_alone
+from jobs.loopback import bare
 from jobs.settings import (
     DEFAULT_PORT,
+    Host,
     ModelId,
     RedisUrl,
     SettingsError,
@@ -59,6 +62,11 @@ def _names(value: object) -> object:
     )
 
 
+def _hosts(value: object) -> object:
+    found = _names(value)
+    return [bare(part) for part in found] if isinstance(found, list) else found
+
+
 Bytes = Annotated[int, BeforeValidator(_bytes), Field(ge=1024)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -66,14 +74,14 @@ Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 class Settings(SharedSettings):
     model: Annotated[ModelId, BeforeValidator(model_id)] = Field(default_factory=default_model)
     """The model of jobs that name none."""
-    host: str = "127.0.0.1"
+    host: Host = "127.0.0.1"
     port: int = Field(default=DEFAULT_PORT, ge=0, le=65535)
     require_key: bool = False
     """Whether an API key is asked for on a loopback address too."""
     redis_url: RedisUrl = Field(default="redis://127.0.0.1:6379/0", validation_alias="REDIS_URL")
     database_url: Annotated[str, AfterValidator(_database_url)] | None = None
     """A PostgreSQL database for several API hosts, in place of the file in the data folder."""
-    allowed_hosts: Annotated[list[str], NoDecode, BeforeValidator(_names)] = Field(default=[])
+    allowed_hosts: Annotated[list[str], NoDecode, BeforeValidator(_hosts)] = Field(default=[])
     """Names, besides this machine's own, by which the API may be asked without a key; with commas between."""
     callback_networks: Annotated[list[Network], NoDecode, BeforeValidator(_names)] = Field(default=[])
     """Networks such as 10.0.0.0/8 that callbacks may go to, besides public addresses; with commas between."""
@@ -96,7 +104,7 @@ class Settings(SharedSettings):
     @property
     def needs_key(self) -> bool:
         """Whether requests need an API key: always where others than this machine can send some."""
-        return self.require_key or not is_loopback(self.host)
+        return self.require_key or not serves_this_machine_alone(self.host)
 
     @property
     def database(self) -> Path | URL:

@@ -15,6 +15,7 @@ import json
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +32,7 @@ from api.models import Job, Tenant, WebhookDelivery, new_id
 from api.repeat import repeat
 from api.tenants import webhook_keys
 from jobs import EventType
+from jobs.transport import in_words
 
 log = logging.getLogger(__name__)
 
@@ -169,9 +171,11 @@ class Webhooks:
         except TimeoutError:
             error = f"no answer within {ATTEMPT_S:g} s"
         except (httpcore.NetworkError, httpcore.TimeoutException, httpcore.ProtocolError) as failed:
-            error = f"{type(failed).__name__}: {failed}"
-        except (AddressRefused, OSError) as failed:
+            error = in_words(failed)
+        except AddressRefused as failed:
             error = str(failed)
+        except OSError as failed:
+            error = in_words(failed)
         except Exception as failed:
             # An attempt that left no trace would be made again at once, and for ever.
             log.exception("%s of %s could not be sent", delivery.id, delivery.job_id)
@@ -232,7 +236,13 @@ class _Guarded(httpcore.AsyncNetworkBackend):
                 f"{host} is {', '.join(found) or 'nowhere'}, and callbacks go to public addresses only: "
                 "LONGLEAF_CALLBACK_NETWORKS can allow more"
             )
-        return await self._inner.connect_tcp(allowed[0], port, timeout, local_address, socket_options)
+        for address in allowed[:-1]:
+            # A name may have an IPv6 address though this machine has no way there.
+            with suppress(httpcore.ConnectError, httpcore.ConnectTimeout):
+                return await self._inner.connect_tcp(
+                    address, port, ATTEMPT_S / (2 * len(allowed)), local_address, socket_options
+                )
+        return await self._inner.connect_tcp(allowed[-1], port, timeout, local_address, socket_options)
 
     async def sleep(self, seconds: float) -> None:
         await self._inner.sleep(seconds)

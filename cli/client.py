@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
+from urllib.parse import urlsplit
 
 import httpx
 from pydantic import BaseModel, ConfigDict, Field
 
 from jobs import TERMINAL, EventType, JobSpec, Problem, Progress, Result, State
+from jobs.settings import SettingsError, without_password
+from jobs.transport import Proxy, http_client, in_words, proxy_for
 
 SILENCE_S = 40.0
 """An event stream says something every 15 s; after this long it is taken to be held up on its way."""
@@ -27,13 +31,16 @@ class ApiError(Exception):
 
 
 class Unreachable(ApiError):
-    """No answer from the API."""
+    """No answer from the API; `way` is the proxy through which it was asked."""
 
-    def __init__(self, url: str, why: str) -> None:
-        super().__init__(
-            f"cannot reach Longleaf at {url} ({why}); start it with `longleaf up`, "
-            "or set LONGLEAF_API to where it runs"
+    def __init__(self, url: str, why: str, way: Proxy | None = None) -> None:
+        through = f" through {way}" if way else ""
+        mend = (
+            "start it with `longleaf up`, or set LONGLEAF_API to where it runs"
+            if way is None
+            else f"check LONGLEAF_API, or name {urlsplit(url).hostname} in no_proxy to ask it directly"
         )
+        super().__init__(f"cannot reach Longleaf at {without_password(url)}{through} ({why}); {mend}")
 
 
 class Refused(ApiError):
@@ -106,13 +113,22 @@ class _NoStream(Exception):
 
 class Client:
     def __init__(self, url: str, timeout_s: float = 30.0, key: str | None = None) -> None:
-        """`key` is an API key, from `longleaf keys create`; None where the API asks for none."""
+        """`key` is an API key, from `longleaf keys create`; None where the API asks for none.
+
+        Raises SettingsError for what can be no key, and for a proxy of the environment or certificates that
+        cannot be used.
+        """
         self.url = url.rstrip("/")
-        self._http = httpx.Client(
-            base_url=self.url,
-            timeout=httpx.Timeout(timeout_s, connect=5.0),
-            headers={"Authorization": f"Bearer {key}"} if key else {},
-        )
+        self._proxy = proxy_for(self.url)
+        key = (key or "").strip()
+        if not re.fullmatch(r"[\x21-\x7e]*", key):
+            # Nothing of it is shown: it may be a good one with a slip in it.
+            raise SettingsError(
+                "LONGLEAF_API_KEY, or --key, holds no key: one is a word of printable ASCII that begins with "
+                "llk_, as `longleaf keys create` prints it"
+            )
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._http = http_client(self.url, httpx.Timeout(timeout_s, connect=5.0), headers)
 
     def __enter__(self) -> Client:
         return self
@@ -237,14 +253,14 @@ class Client:
                     return
                 if answer.status_code != 200:
                     answer.read()
-                    raise _refusal(answer)
+                    raise _refusal(answer, self._proxy)
                 if not answer.headers.get("content-type", "").startswith("text/event-stream"):
                     raise _NoStream
                 yield from _parse_events(answer.iter_lines())
         except httpx.ReadTimeout as error:
             raise _NoStream from error
         except httpx.TransportError as error:
-            raise Unreachable(self.url, _reason(error)) from error
+            raise Unreachable(self.url, in_words(error), self._proxy) from error
 
     def _poll(self, job_id: str) -> Iterator[JobEvent]:
         etag: str | None = None
@@ -277,23 +293,23 @@ class Client:
     def _call(self, method: str, path: str, **options: Any) -> httpx.Response:
         try:
             answer = self._http.request(method, path, **options)
+        except httpx.InvalidURL:
+            raise Refused(404, "not_found", f"{path!r} has characters that no id has", {}) from None
         except httpx.TransportError as error:
-            raise Unreachable(self.url, _reason(error)) from error
+            raise Unreachable(self.url, in_words(error), self._proxy) from error
         if answer.is_success or answer.status_code == 304:
             return answer
-        raise _refusal(answer)
+        raise _refusal(answer, self._proxy)
 
 
-def _reason(error: Exception) -> str:
-    return str(error) or type(error).__name__
-
-
-def _refusal(answer: httpx.Response) -> Refused:
+def _refusal(answer: httpx.Response, way: Proxy | None) -> Refused:
     try:
         body = answer.json()
         return Refused(answer.status_code, str(body["code"]), str(body["detail"]), body)
     except (ValueError, KeyError, TypeError):
-        detail = f"{answer.url} answered {answer.status_code} without an explanation: is it Longleaf?"
+        through = f"; it was asked through {way}" if way else ""
+        url = without_password(str(answer.url))
+        detail = f"{url} answered {answer.status_code} without an explanation: is it Longleaf?{through}"
         return Refused(answer.status_code, "unknown", detail, {})
 
 

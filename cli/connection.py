@@ -10,6 +10,7 @@ from contextvars import ContextVar
 import typer
 
 from cli.client import Client, Refused, Unreachable
+from cli.settings import SettingsError
 from cli.words import EXIT_REFUSED, OPTIONS, say, settings_or_refuse
 
 EXIT_UNREACHABLE = 3
@@ -28,6 +29,9 @@ def connected() -> Iterator[Client]:
     except Unreachable as error:
         say(str(error))
         raise typer.Exit(EXIT_UNREACHABLE) from None
+    except SettingsError as error:
+        say(str(error))
+        raise typer.Exit(EXIT_REFUSED) from None
     except Refused as error:
         say(f"refused: {in_our_words(error)}")
         raise typer.Exit(EXIT_REFUSED) from None

@@ -31,8 +31,7 @@ def up(
 ) -> None:
     """Run Redis, the API and a worker here until Ctrl-C."""
     given = {"data": data, "host": host, "port": port, "model": model}
-    settings = settings_or_refuse().model_copy(update={k: v for k, v in given.items() if v is not None})
-    raise typer.Exit(local.up(settings))
+    raise typer.Exit(local.up(settings_or_refuse({k: v for k, v in given.items() if v is not None})))
 
 
 def down(data: Data = None) -> None:

@@ -1,20 +1,22 @@
-"""The command's settings, from the environment or `.env`."""
+"""The command's settings, from the environment."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 
 from pydantic import Field
 
-from jobs.settings import DEFAULT_PORT, SettingsError, SharedSettings, load
+from jobs.loopback import in_url
+from jobs.settings import DEFAULT_PORT, ApiUrl, Host, SettingsError, SharedSettings, load
 
 __all__ = ["DEFAULT_PORT", "Settings", "SettingsError", "load_settings"]
 
 
 class Settings(SharedSettings):
-    host: str = "127.0.0.1"
+    host: Host = "127.0.0.1"
     port: int = Field(default=DEFAULT_PORT, ge=1, le=65535)
-    api: str | None = None
+    api: ApiUrl | None = None
     api_key: str | None = None
     """What the API is shown, where it asks for a key."""
     database_url: str | None = None
@@ -25,13 +27,13 @@ class Settings(SharedSettings):
     def api_url(self) -> str:
         """LONGLEAF_API, else what runs on the data folder, else the default address."""
         if self.api:
-            return self.api.rstrip("/")
+            return self.api
         try:
             return str(json.loads((self.data / "up.json").read_text())["url"])
         except (OSError, ValueError, KeyError, TypeError):
-            return f"http://{self.host}:{self.port}"
+            return f"http://{in_url(self.host)}:{self.port}"
 
 
-def load_settings() -> Settings:
-    """Raises SettingsError for values that are not accepted."""
-    return load(Settings)
+def load_settings(given: Mapping[str, object] | None = None) -> Settings:
+    """`given` goes before the environment. Raises SettingsError for values that are not accepted."""
+    return load(Settings, given)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -17,6 +16,8 @@ from cli.redis_server import NoServer, command, find_program, socket_path
 from cli.settings import Settings
 from cli.supervisor import KILL_WAIT_S, Supervisor, answers_ping
 from cli.up_lock import AlreadyRunning, UpInfo, UpLock, is_alive
+from jobs.listening import CannotListen, listen
+from jobs.loopback import address_of, in_url
 
 
 def up(settings: Settings) -> int:
@@ -145,16 +146,17 @@ def _announce(url: str) -> None:
 
 
 def _reachable(host: str) -> str:
-    """An address that this machine can connect to where `host` is one to listen on."""
-    return {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)
+    """The host by which this machine connects to what listens on `host`."""
+    address = address_of(host)
+    if address is not None and address.is_unspecified:
+        return "127.0.0.1" if address.version == 4 else "[::1]"
+    return in_url(host)
 
 
 def _port_trouble(host: str, port: int) -> str | None:
     try:
-        family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind, proto) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-    except OSError as error:
-        return f"cannot listen on {host}:{port} ({error.strerror}); choose another port with --port"
+        for sock in listen(host, port):
+            sock.close()
+    except CannotListen as error:
+        return str(error)
     return None

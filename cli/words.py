@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 
 import typer
 from rich.markup import escape
@@ -35,10 +36,10 @@ OPTIONS = {
 """The options of the command that are other words for the API's fields."""
 
 
-def settings_or_refuse() -> Settings:
-    """The settings of the environment; values that are not accepted end the command."""
+def settings_or_refuse(given: Mapping[str, object] | None = None) -> Settings:
+    """The settings, options before the environment; values that are not accepted end the command."""
     try:
-        return load_settings()
+        return load_settings(given)
     except SettingsError as error:
         refuse(str(error))
         raise

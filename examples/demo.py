@@ -50,9 +50,14 @@ def main() -> int:
     FOLDER.mkdir()
     port = free_port()
     with LOG.open("w") as log:
-        command = [sys.executable, "-m", "cli", "up", "--data", str(FOLDER), "--port", str(port)]
+        command = [sys.executable, "-m", "cli", "up", "--data", str(FOLDER)]
+        command += ["--host", "127.0.0.1", "--port", str(port)]
+        # A Redis or a database that the environment names is no demo's.
+        env = {k: v for k, v in os.environ.items() if k not in ("REDIS_URL", "LONGLEAF_DATABASE_URL")}
         # Its own session: a Ctrl-C reaches us alone, and we pass it on once.
-        server = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+        server = subprocess.Popen(
+            command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True, env=env
+        )
     try:
         with Client(f"http://127.0.0.1:{port}") as client:
             wait_ready(client, server)

@@ -10,6 +10,7 @@ from typing import Any
 
 LOOK = "/docs lists the fields"
 
+_NETWORKS = "networks such as 10.0.0.0/8 or fd00::/8 are wanted"
 _WANTED = {
     "string_type": "text is wanted",
     "int_type": "a whole number is wanted",
@@ -35,7 +36,9 @@ _WANTED = {
     "string_pattern_mismatch": "an id is wanted, as the API gives it",
     "byte_size": "a number of bytes is wanted, or one with a unit such as 20GB",
     "byte_size_unit": "a number of bytes is wanted, or one with a unit such as 20GB",
-    "ip_any_network": "networks such as 10.0.0.0/8 or fd00::/8 are wanted",
+    "ip_any_network": _NETWORKS,
+    "ip_v4_network": _NETWORKS,
+    "ip_v6_network": _NETWORKS,
     "path_type": "a path is wanted",
 }
 """By pydantic's kind of fault: what is accepted. What was given follows it."""

@@ -1,18 +1,26 @@
-"""What the API, the worker and the command read alike from the environment or `.env`."""
+"""What the API, the worker and the command read alike from the environment, and from nowhere else.
+
+A `.env` in the current folder is not read: it is another project's as often as not, and could send documents
+elsewhere.
+"""
 
 from __future__ import annotations
 
 import os
 import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
+from urllib.parse import urlsplit
 
 import platformdirs
-from pydantic import AfterValidator, ByteSize, Field, ValidationError
+from pydantic import AfterValidator, BeforeValidator, ByteSize, Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from jobs.faults import expected
 from jobs.logs import LogFormat
+from jobs.loopback import address_of
 
 DEFAULT_PORT = 8321
 
@@ -30,9 +38,47 @@ def default_model() -> str:
 
 
 def _redis_url(value: str) -> str:
-    if not re.match(r"(rediss?://|unix:///)", value):
-        raise ValueError("redis://host:port/0, rediss://host:port/0 or unix:///path.sock is accepted")
+    if not re.match(r"(rediss?://|unix:///)", value) or not _has_host_and_port(value):
+        raise ValueError(
+            "redis://host:port/0, rediss://host:port/0 or unix:///path.sock is accepted, an IPv6 address in "
+            "brackets"
+        )
     return value
+
+
+def _api_url(value: str) -> str:
+    url = value.strip().rstrip("/")
+    netloc = url.partition("://")[2].partition("/")[0].rpartition("@")[2]
+    if netloc.count(":") > 1 and not netloc.startswith("["):
+        raise ValueError("an IPv6 address is written in brackets: http://[::1]:8321")
+    if not re.fullmatch(r"https?://[^\s/?#][^\s?#]*", url) or not _has_host_and_port(url):
+        raise ValueError("http://HOST:PORT or https://HOST:PORT is accepted, an IPv6 address in brackets")
+    return url
+
+
+def _has_host_and_port(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme == "unix" or (bool(parts.hostname) and parts.port != 0)
+    except ValueError:
+        return False
+
+
+def _host(value: str) -> str:
+    host = value.strip()
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    if address_of(host) is None and not re.fullmatch(r"\w([\w.-]*\w)?\.?", host):
+        raise ValueError(
+            "an address such as 127.0.0.1, ::1 or 0.0.0.0, or a host's name, is accepted, without http:// "
+            "and without a port"
+        )
+    return host
+
+
+def _log_format(value: object) -> object:
+    # Many programs have a LOG_FORMAT of their own: theirs is no reason not to start.
+    return "json" if str(value).lower() == "json" else "text"
 
 
 def _tier_url(value: str) -> str:
@@ -57,6 +103,10 @@ def _checked_id(value: str) -> str:
     return value
 
 
+Host = Annotated[str, AfterValidator(_host)]
+"""What to listen on; an IPv6 address without brackets."""
+ApiUrl = Annotated[str, AfterValidator(_api_url)]
+"""Without a slash at its end."""
 RedisUrl = Annotated[str, AfterValidator(_redis_url)]
 ModelId = Annotated[str, AfterValidator(_checked_id)]
 """It becomes a word of a command and the name of a folder."""
@@ -65,7 +115,6 @@ ModelId = Annotated[str, AfterValidator(_checked_id)]
 class SharedSettings(BaseSettings):
     model_config = SettingsConfigDict(
         env_prefix="LONGLEAF_",
-        env_file=".env",
         extra="ignore",
         env_ignore_empty=True,
         populate_by_name=True,
@@ -105,30 +154,35 @@ class SharedSettings(BaseSettings):
         """Made by the API: whoever can read its data folder is a worker."""
         return self.data / "worker.token"
 
-    log_format: LogFormat = Field(default="text", validation_alias="LOG_FORMAT")
+    log_format: Annotated[LogFormat, BeforeValidator(_log_format)] = Field(
+        default="text", validation_alias="LOG_FORMAT"
+    )
 
 
-def load(kind: type[S]) -> S:
-    """Read settings of a kind.
+def load(kind: type[S], given: Mapping[str, Any] | None = None) -> S:
+    """Read settings of a kind; `given` are options of a command, which go before the environment.
 
     Raises:
-        SettingsError: naming every bad variable.
+        SettingsError: naming every bad variable or option.
     """
+    given = given or {}
     try:
-        return kind()
+        return kind(**given)
     except ValidationError as error:
         lines = []
-        for part in error.errors(include_url=False, include_context=False):
+        for part in error.errors(include_url=False):
             field = str(part["loc"][0]) if part["loc"] else "?"
             name = field if field.isupper() else "LONGLEAF_" + field.upper()
-            value = _without_password(os.environ.get(name, part["input"]))
-            lines.append(f"{name}={value!r} is not accepted: {part['msg'].removeprefix('Value error, ')}")
-        raise SettingsError("\n".join(lines)) from None
+            value = given.get(field, os.environ.get(name, part["input"]))
+            shown = without_password(value) if isinstance(value, str) else value
+            named = f"--{field}" if field in given else name
+            lines.append(f"{named}={shown!r} is not accepted: {expected(part)}")
+        raise SettingsError("\n".join(dict.fromkeys(lines))) from None
 
 
-def _without_password(value: object) -> object:
-    """An address as it may be shown; anything else as it is."""
-    return re.sub(r"(?<=://)[^/@]*@", "…@", value) if isinstance(value, str) else value
+def without_password(url: str) -> str:
+    """An address as it may be shown."""
+    return re.sub(r"(?<=://)[^/@]*@", "…@", url)
 
 
 def folder_name(model_id: str) -> str:

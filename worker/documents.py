@@ -12,6 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from jobs import DocumentRef, Problem
 from jobs.faults import told
+from jobs.transport import http_client, in_words
 from worker.protocol import DocumentText, Page
 
 log = logging.getLogger("worker.documents")
@@ -44,11 +45,14 @@ class Interrupted(Exception):
 
 class DocumentSource:
     def __init__(self, api: str, token: Callable[[], str | None], patience_s: float = PATIENCE_S) -> None:
-        """`token` is asked for each job: an API that starts beside the worker may still be making it."""
+        """`token` is asked for each job: an API that starts beside the worker may still be making it.
+
+        Raises SettingsError for a proxy of the environment or for certificates that cannot be used.
+        """
         self._api = api
         self._token = token
         self._patience_s = patience_s
-        self._http = httpx.Client(base_url=api, timeout=httpx.Timeout(10.0, connect=5.0))
+        self._http = http_client(api, httpx.Timeout(10.0, connect=5.0))
 
     def fetch(self, refs: Sequence[DocumentRef], interrupted: Callable[[], bool]) -> list[DocumentText]:
         """The documents' texts and page maps, in order.
@@ -97,7 +101,7 @@ class DocumentSource:
                     break
                 trouble = f"it answered {response.status_code}"
             except httpx.TransportError as error:
-                trouble = str(error) or type(error).__name__
+                trouble = in_words(error)
             if time.monotonic() + pause_s > give_up_at:
                 raise ApiUnreachable(
                     Problem(

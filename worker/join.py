@@ -18,6 +18,7 @@ from redis.retry import Retry
 
 from jobs import PROTOCOL, VERSION
 from jobs.settings import ModelId
+from jobs.transport import http_client, in_words, proxy_for
 from worker.redis_server import CannotStart, shown, wait_for_redis
 from worker.settings import Settings
 from worker.stop import StopRequest
@@ -57,18 +58,20 @@ def join(settings: Settings) -> Settings:
 
 
 def sign_on(api: str, token: str | None) -> Welcome:
-    """Ask the API to be a worker. Raises CannotStart."""
+    """Ask the API to be a worker. Raises CannotStart, and SettingsError for a proxy that cannot be used."""
     body = {"host": socket.gethostname(), "version": VERSION, "protocol": PROTOCOL}
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     try:
-        answer = httpx.post(f"{api}/v1/workers", json=body, headers=headers, timeout=SIGN_ON_S)
+        with http_client(api, SIGN_ON_S, headers) as http:
+            answer = http.post("/v1/workers", json=body)
     except httpx.TransportError as error:
-        why = str(error) or type(error).__name__
-        mend = (
-            "SSL_CERT_FILE names the certificate of an authority of your own"
-            if "CERTIFICATE" in why
-            else "check --api, and that the API there listens for others (LONGLEAF_HOST)"
-        )
+        why, proxy = in_words(error), proxy_for(api)
+        if "certificate" in why:
+            mend = "SSL_CERT_FILE names the certificate of an authority of your own"
+        elif proxy is not None:
+            mend = f"it was asked through {proxy}: no_proxy names the hosts that are asked directly"
+        else:
+            mend = "check --api, and that the API there listens for others (LONGLEAF_HOST)"
         raise CannotStart(f"no API at {api} ({why}); {mend}") from error
     if answer.status_code == 200:
         try:

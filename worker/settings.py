@@ -6,21 +6,15 @@ import re
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, ByteSize, Field
+from pydantic import ByteSize, Field
 
-from jobs.settings import RedisUrl, SettingsError, SharedSettings, load
+from jobs.settings import ApiUrl, RedisUrl, SettingsError, SharedSettings, load
 
 __all__ = ["Settings", "SettingsError", "load_settings"]
 
 
-def _http_url(value: str) -> str:
-    if not value.startswith(("http://", "https://")):
-        raise ValueError("expected http://host:port or https://host:port")
-    return value.rstrip("/")
-
-
 class Settings(SharedSettings):
-    api: Annotated[str, AfterValidator(_http_url)] = "http://127.0.0.1:8321"
+    api: ApiUrl = "http://127.0.0.1:8321"
     """Base URL from which documents are read."""
     worker_token: str | None = None
     """A key of the scope `worker`, which the API is shown."""

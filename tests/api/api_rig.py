@@ -19,7 +19,7 @@ from rq.serializers import JSONSerializer
 from sqlalchemy import update
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from api.__main__ import Server, listen, make_server
+from api.__main__ import Server, make_server
 from api.models import Job
 from api.services import Services
 from api.settings import Settings
@@ -40,6 +40,8 @@ from jobs import (
     worker_key,
 )
 from jobs.dispatch import own_key
+from jobs.listening import listen
+from jobs.loopback import in_url
 from jobs.prefixes import HeldPrefix, Holdings, holdings_key
 from worker.attempts import Attempts
 
@@ -257,14 +259,15 @@ def eventually(check: Callable[[], Any], limit_s: float = 10.0) -> Any:
 
 @contextmanager
 def running(settings: Settings) -> Iterator[Api]:
-    sock = listen(settings)
+    sockets = listen(settings.host, settings.port)
     server = make_server(settings)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, daemon=True)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": sockets}, daemon=True)
     thread.start()
     try:
         eventually(lambda: server.started or not thread.is_alive())
         assert server.started, "the API did not start"
-        base = f"http://127.0.0.1:{sock.getsockname()[1]}"
+        host, port = sockets[0].getsockname()[:2]
+        base = f"http://{in_url(host)}:{port}"
         with (
             httpx.Client(base_url=base, timeout=30) as client,
             redis.Redis.from_url(settings.redis_url) as db,

@@ -8,6 +8,8 @@ import httpx
 import pytest
 from api_rig import Api, make_settings, running
 
+from api.settings import load_settings
+
 ELSEWHERE = "https://evil.example"
 
 
@@ -51,17 +53,29 @@ def test_a_name_that_was_bound_to_this_machine_reads_nothing(shared_api: Api, ho
         assert (answer.status_code, answer.json()["code"]) == (403, "host_refused")
 
 
-@pytest.mark.parametrize("host", ["localhost", "localhost:8321", "LOCALHOST", "127.0.0.1", "[::1]:8321"])
+@pytest.mark.parametrize(
+    "host",
+    [
+        "localhost", "localhost:8321", "LOCALHOST", "localhost.", "127.0.0.1", "127.0.1.1", "[::1]:8321",
+        "[0:0::1]", "[::ffff:127.0.0.1]:8321", "0.0.0.0:8321", "[::]:8321",
+    ],
+)  # fmt: skip
 def test_this_machine_has_several_names(shared_api: Api, host: str) -> None:
     assert shared_api.http.get("/v1/documents", headers={"Host": host}).status_code == 200
+
+
+def test_allowed_hosts_are_compared_by_one_spelling(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LONGLEAF_ALLOWED_HOSTS", "Leaf.Home., [FD00:0::1]")
+    assert load_settings().allowed_hosts == ["leaf.home", "fd00::1"]
 
 
 def test_a_name_may_be_allowed_and_a_key_needs_no_name(
     tmp_path: Path, empty_database: Path, redis_url: str
 ) -> None:
-    settings = make_settings(tmp_path, empty_database, redis_url, allowed_hosts=["leaf.home"])
+    settings = make_settings(tmp_path, empty_database, redis_url, allowed_hosts=["leaf.home", "fd00::1"])
     with running(settings) as api:
         assert api.http.get("/v1/documents", headers={"Host": "leaf.home"}).status_code == 200
+        assert api.http.get("/v1/documents", headers={"Host": "[fd00::1]:8321"}).status_code == 200
         other = {"Host": "other.home", "Origin": ELSEWHERE}
         assert api.http.get("/v1/documents", headers=other).status_code == 403
         key = api.services.keys.create("default", ["submit"], "")[1]

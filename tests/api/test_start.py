@@ -16,8 +16,10 @@ import pytest
 import redis
 from api_rig import FakeWorker, eventually, result, running
 
-from api.settings import Settings
+from api.settings import Settings, load_settings
 from jobs import EventType
+from jobs.listening import has_ipv6
+from jobs.settings import DEFAULT_PORT
 from tests.redis_process import start_redis
 
 ROOT = Path(__file__).parents[2]
@@ -37,13 +39,17 @@ def api_process(folder: Path, **variables: str) -> subprocess.Popen[str]:
 
 
 BAD = [
-    ("LONGLEAF_PORT", "eighty", "integer"),
+    ("LONGLEAF_PORT", "eighty", "a whole number"),
     ("LONGLEAF_PORT", "70000", "65535"),
     ("LONGLEAF_MAX_UPLOAD_BYTES", "much", "number of bytes"),
     ("LONGLEAF_MAX_UPLOAD_BYTES", "12", "1024"),
     ("LONGLEAF_MODEL", "a/../etc", "OWNER/NAME"),
+    ("LONGLEAF_HOST", "http://127.0.0.1", "without http://"),
+    ("LONGLEAF_HOST", "127.0.0.1:8321", "without a port"),
+    ("LONGLEAF_CALLBACK_NETWORKS", "fd00::/200", "fd00::/8"),
     ("REDIS_URL", "localhost:6379", "redis://"),
-    ("LONGLEAF_RECONCILE_S", "-1", "greater than 0"),
+    ("REDIS_URL", "redis://::1:6379/0", "in brackets"),
+    ("LONGLEAF_RECONCILE_S", "-1", "a number over 0"),
 ]
 
 
@@ -65,10 +71,40 @@ def test_every_bad_setting_is_named_at_once(tmp_path: Path) -> None:
     assert "LONGLEAF_MODEL" in error
 
 
-def test_a_bad_setting_in_the_env_file_is_named(tmp_path: Path) -> None:
-    (tmp_path / ".env").write_text("LONGLEAF_MAX_UPLOAD_BYTES=lots\n")
-    error = api_process(tmp_path).communicate(timeout=60)[1]
-    assert "LONGLEAF_MAX_UPLOAD_BYTES='lots' is not accepted" in error
+def test_an_env_file_in_the_current_folder_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / ".env").write_bytes(b"OWNER=J\xfcrgen\nLONGLEAF_PORT=many\nLOG_FORMAT=pretty\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("LONGLEAF_PORT", raising=False)
+    assert load_settings().port == DEFAULT_PORT
+
+
+def test_a_log_format_of_other_programs_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {}
+    for value in ("pretty", "text", "JSON"):
+        monkeypatch.setenv("LOG_FORMAT", value)
+        found[value] = load_settings().log_format
+    assert found == {"pretty": "text", "text": "text", "JSON": "json"}
+
+
+@pytest.mark.parametrize(
+    ("host", "asks"),
+    [
+        ("127.0.0.1", False), ("::1", False), ("localhost", False), ("127.8.8.8", False),
+        ("::ffff:127.0.0.1", False), ("0.0.0.0", True), ("::", True), ("192.0.2.1", True),
+        ("no-such-host.invalid", True),
+    ],
+)  # fmt: skip
+def test_who_can_be_reached_by_others_asks_for_a_key(settings: Settings, host: str, asks: bool) -> None:
+    assert settings.model_copy(update={"host": host}).needs_key == asks
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="IPv6 is switched off here")
+def test_the_api_serves_ipv6(settings: Settings) -> None:
+    with running(settings.model_copy(update={"host": "::1", "port": 0})) as api:
+        assert api.url.startswith("http://[::1]:")
+        assert api.http.get("/v1/documents").status_code == 200
 
 
 def test_a_busy_port_is_named_with_the_next_step(tmp_path: Path) -> None:

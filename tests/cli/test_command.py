@@ -165,11 +165,55 @@ def test_missing_api_exits_with_3_and_says_how_to_start_it(tmp_path: Path) -> No
     assert "longleaf up" in done.stderr
 
 
-def test_bad_setting_is_named(tmp_path: Path) -> None:
-    (tmp_path / ".env").write_text("LONGLEAF_PORT=many\n")
-    done = longleaf(tmp_path, "models")
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("LONGLEAF_PORT", "many", "LONGLEAF_PORT='many' is not accepted: a whole number is wanted"),
+        ("LONGLEAF_API", "http://::1:8399", "http://[::1]:8321"),
+        ("LONGLEAF_API", "localhost:8321", "http://HOST:PORT or https://HOST:PORT is accepted"),
+        ("LONGLEAF_API", "http://u:SECRET@h:port", "LONGLEAF_API='http://…@h:port' is not accepted"),
+        ("LONGLEAF_API_KEY", "llk_é SECRET", "holds no key"),
+        ("SSL_CERT_FILE", "/no/such", "SSL_CERT_FILE='/no/such' is not accepted"),
+        ("https_proxy", "http://u:SECRET@[::1", "https_proxy='http://…@[::1' is no proxy that can be used"),
+        ("ALL_PROXY", "socks4://10.0.0.1:1080", "socks5://HOST:PORT is accepted"),
+    ],
+)
+def test_a_bad_setting_is_named_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str, said: str
+) -> None:
+    variables = {"LONGLEAF_API": "https://longleaf.example", name: value}
+    for variable in ("http_proxy", "https_proxy", "all_proxy"):
+        monkeypatch.delenv(variable, raising=False)
+        monkeypatch.delenv(variable.upper(), raising=False)
+    for variable, its in variables.items():
+        monkeypatch.setenv(variable, its)
+    done = longleaf(tmp_path, "models", api=variables["LONGLEAF_API"])
     assert done.returncode == 2
-    assert "LONGLEAF_PORT='many' is not accepted" in done.stderr
+    assert said in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert "SECRET" not in done.stderr
+
+
+def test_an_env_file_of_another_project_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / ".env").write_bytes(b"OWNER=J\xfcrgen\nLOG_FORMAT=pretty\nLONGLEAF_API_KEY=llk_theirs\n")
+    shown: list[str | None] = []
+
+    def answer(request: Request) -> None:
+        shown.append(request.headers.get("Authorization"))
+        request.reply(200, [])
+
+    with fake_api(answer) as url:
+        assert longleaf(tmp_path, "models", api=url).returncode == 0
+    assert shown == [None]
+
+
+@pytest.mark.parametrize(("host", "said"), [("[::1", "--host='[::1'"), ("http://x", "without http://")])
+def test_a_host_on_the_command_line_is_checked_as_one_of_the_environment(
+    tmp_path: Path, host: str, said: str
+) -> None:
+    done = longleaf(tmp_path, "up", "--host", host)
+    assert done.returncode == 2
+    assert said in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.cli.fake_api import JOB, Request, fake_api
 from tests.cli.test_command import longleaf
 
@@ -28,14 +30,14 @@ def test_a_key_that_is_not_there_cannot_be_revoked(tmp_path: Path) -> None:
     assert "longleaf keys list" in done.stderr
 
 
-def test_the_key_is_sent_and_the_option_goes_first(tmp_path: Path) -> None:
+def test_the_key_is_sent_and_the_option_goes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[str | None] = []
 
     def answer(request: Request) -> None:
         shown.append(request.headers.get("Authorization"))
         request.reply(202, JOB)
 
-    (tmp_path / ".env").write_text("LONGLEAF_API_KEY=llk_env\n")
+    monkeypatch.setenv("LONGLEAF_API_KEY", "llk_env\n")
     with fake_api(answer) as url:
         assert longleaf(tmp_path, "retry", "job_1", api=url).stdout == "job_1: queued\n"
         longleaf(tmp_path, "--key", "llk_option", "cancel", "job_1", api=url)
