@@ -109,11 +109,12 @@ def _built(cache_dir: Path) -> Path:
 def _build(library: Path) -> None:
     with tempfile.TemporaryDirectory(dir=library.parent, prefix=".build-") as scratch:
         made = Path(scratch) / library.name
-        command = [sys.executable, "-m", "ziglang", "cc", *FLAGS, str(SOURCE), "-o", str(made)]
+        command = [sys.executable, "-m", "ziglang", "cc", *FLAGS, str(SOURCE), "-o", made.name]
         caches = {"ZIG_GLOBAL_CACHE_DIR": scratch, "ZIG_LOCAL_CACHE_DIR": scratch}
         try:
             done = subprocess.run(
                 command,
+                cwd=scratch,  # LLVM puts random digits in the place of every % of an output's path
                 env=os.environ | caches,
                 stdin=subprocess.DEVNULL,
                 capture_output=True,

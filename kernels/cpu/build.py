@@ -126,25 +126,25 @@ def _key(compiler: Compiler, units: dict[str, tuple[str, ...]]) -> str:
 
 def _compile(compiler: Compiler, units: dict[str, tuple[str, ...]], work: Path) -> Path:
     """The library in `work`, the units compiled side by side."""
-    objects = [work / f"{name}.o" for name in units]
+    # Relative names: LLVM puts random digits in the place of every % of an output's path.
+    objects = [f"{name}.o" for name in units]
     commands = [
-        [*compiler.command, "-c", str(SOURCES / source), *flags, "-o", str(out)]
+        [*compiler.command, "-c", str(SOURCES / source), *flags, "-o", out]
         for out, (source, *flags) in zip(objects, units.values(), strict=True)
     ]
     _run(commands, work)
-    out = work / "library.so"
-    link = [*compiler.command, "-shared", *map(str, objects), *compiler.link, "-o", str(out)]
-    _run([link], work)
-    return out
+    _run([[*compiler.command, "-shared", *objects, *compiler.link, "-o", "library.so"]], work)
+    return work / "library.so"
 
 
 def _run(commands: list[list[str]], work: Path) -> None:
     """All of them side by side; every one has ended when this returns or raises."""
     # What zig keeps between runs would otherwise go to the user's home, which may not be writable.
     kept = {"ZIG_GLOBAL_CACHE_DIR": str(work / "zig"), "ZIG_LOCAL_CACHE_DIR": str(work / "zig")}
+    env = os.environ | kept
     running = [
         subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ | kept
+            command, cwd=work, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env
         )
         for command in commands
     ]

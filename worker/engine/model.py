@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import glob
 import json
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,6 +64,18 @@ class Model:
         return last.astype(mx.float32)
 
 
+@contextmanager
+def _plain(folder: Path) -> Iterator[Path]:
+    """The folder by a path that mlx_lm, which takes it for a pattern, reads as it is."""
+    if glob.escape(str(folder)) == str(folder):
+        yield folder
+        return
+    with tempfile.TemporaryDirectory(prefix="longleaf-") as name:
+        link = Path(name) / "model"
+        link.symlink_to(folder.absolute())
+        yield link
+
+
 def load(folder: Path, model_id: str, memory_bytes: int | None = None, unverified: bool = False) -> Model:
     """Load an MLX model folder.
 
@@ -108,7 +123,8 @@ def load(folder: Path, model_id: str, memory_bytes: int | None = None, unverifie
     except PromptError as error:
         raise EngineError(error.code, f"Model {model_id}: {error}.") from error
     try:
-        module, _ = load_model(folder)
+        with _plain(folder) as plain:
+            module, _ = load_model(plain)
         tokenizer = load_tokenizer(folder, eos_token_ids=_eos_token_ids(folder, raw))
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise EngineError(
