@@ -15,9 +15,10 @@ from api.db import Database
 from api.keys import KeyStore
 from api.migrate import MigrationError, upgrade
 from api.settings import Settings, SettingsError, load_settings
-from jobs import logs
+from jobs import logs, streams
 from jobs.listening import CannotListen, listen
 from jobs.loopback import in_url
+from jobs.private_files import make_private, only_for_user
 
 
 class Server(uvicorn.Server):
@@ -62,12 +63,15 @@ def make_server(settings: Settings) -> Server:
 
 
 def main() -> int:
+    streams.prepare()
+    only_for_user()
     try:
         settings = load_settings()
         logs.configure(settings.log_format, "%(asctime)s %(levelname)s %(name)s: %(message)s")
         if settings.log_format == "text":
             logging.getLogger("api.access").setLevel(logging.WARNING)  # people poll
         sockets = listen(settings.host, settings.port)
+        make_private(settings.data)
         upgrade(settings.database)
         check_keys(settings)
     except (SettingsError, CannotListen, StartError, MigrationError) as error:

@@ -17,6 +17,8 @@ from pathlib import Path
 from api import postgres
 from api.migrate import MigrationError, current, upgrade
 from api.settings import SettingsError, load_settings
+from jobs import streams
+from jobs.private_files import only_for_user
 
 _POSTGRES = (
     "the database is PostgreSQL's, whose own tools copy it while Longleaf runs: "
@@ -76,7 +78,7 @@ def restore(database: Path, source: Path) -> Path | None:
 def _copy(source: Path, target: Path) -> None:
     try:
         with (
-            closing(sqlite3.connect(f"file:{source}?mode=ro", uri=True, timeout=30)) as old,
+            closing(_open_to_read(source)) as old,
             closing(sqlite3.connect(target, timeout=30)) as new,
         ):
             old.backup(new)
@@ -84,9 +86,13 @@ def _copy(source: Path, target: Path) -> None:
         raise BackupError(f"{source} cannot be copied to {target}: {error}") from error
 
 
+def _open_to_read(path: Path) -> sqlite3.Connection:
+    return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=30)
+
+
 def _check(path: Path) -> None:
     try:
-        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=30)) as connection:
+        with closing(_open_to_read(path)) as connection:
             (answer,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
     except sqlite3.Error as error:
         raise BackupError(f"{path} cannot be read as a SQLite database ({error})") from error
@@ -100,6 +106,9 @@ def _folder(database: Path) -> Path:
 
 
 def main() -> int:
+    streams.prepare()
+    streams.end_with_reader()
+    only_for_user()
     what, path = sys.argv[1], Path(sys.argv[2])
     try:
         database = load_settings().database

@@ -16,10 +16,15 @@ from api.migrate import MigrationError, upgrade
 from api.routes.paging import iso
 from api.settings import SettingsError, load_settings
 from api.tenants import DEFAULT_TENANT
+from jobs import streams
 from jobs.printable import one_line
+from jobs.private_files import only_for_user
 
 
 def main(words: Sequence[str] | None = None) -> int:
+    streams.prepare()
+    streams.end_with_reader()
+    only_for_user()
     given = _parser().parse_args(words)
     try:
         path = load_settings().database

@@ -23,6 +23,8 @@ import migrations
 from api import postgres
 from api.db import Place
 from api.settings import SettingsError, load_settings
+from api.sqlite import address
+from jobs.private_files import only_for_user
 
 
 class MigrationError(Exception):
@@ -32,7 +34,8 @@ class MigrationError(Exception):
 def config() -> Config:
     """Alembic's configuration, without an ini file."""
     made = Config()
-    made.set_main_option("script_location", str(Path(migrations.__file__).parent))
+    folder = str(Path(migrations.__file__).parent).replace("%", "%%")  # as in an ini file
+    made.set_main_option("script_location", folder)
     made.set_main_option("path_separator", "os")
     return made
 
@@ -89,7 +92,13 @@ def _upgrade_file(database: Path) -> Path | None:
         backup = _backup(database, old) if old is not None else None
         # Documents, and what keys and tenants rest on: not for other users of this machine.
         database.touch(mode=0o600)
-        _run_on_file(database)
+        try:
+            _run_on_file(database)
+        except OperationalError as error:
+            raise MigrationError(
+                f"{database} cannot be brought to this version's schema ({error.orig}): free space on its "
+                "disk, or set LONGLEAF_DATA to another folder; `longleaf doctor` says more"
+            ) from error
         return backup
 
 
@@ -162,7 +171,7 @@ def _run(connection: Connection) -> None:
 def _run_on_file(database: Path) -> None:
     # Foreign keys stay off here (SQLite's default): a batch migration drops and recreates a table,
     # and with them on that deletes the rows that refer to it.
-    engine = create_engine(f"sqlite:///{database}", connect_args={"timeout": 5, "isolation_level": None})
+    engine = create_engine(address(database), connect_args={"timeout": 5, "isolation_level": None})
     try:
         with engine.connect() as connection:
             connection.exec_driver_sql("PRAGMA journal_mode=WAL")
@@ -197,6 +206,7 @@ def _lock(path: Path) -> Iterator[None]:
 
 
 def main() -> int:
+    only_for_user()
     try:
         database = load_settings().database
         backup = upgrade(database)

@@ -9,12 +9,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy import URL, Connection, Engine, create_engine, event
 
 
 def make_engine(path: Path, busy_timeout_s: float) -> Engine:
     engine = create_engine(
-        f"sqlite:///{path}",
+        address(path),
         connect_args={"timeout": busy_timeout_s, "check_same_thread": False},
         pool_size=16,
         max_overflow=48,
@@ -23,6 +23,11 @@ def make_engine(path: Path, busy_timeout_s: float) -> Engine:
     event.listen(engine, "connect", _configure)
     event.listen(engine, "begin", _begin)
     return engine
+
+
+def address(path: Path) -> URL:
+    """A file's URL, whatever characters its path has."""
+    return URL.create("sqlite", database=str(path))
 
 
 def for_reading(engine: Engine) -> Engine:

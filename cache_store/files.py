@@ -77,7 +77,7 @@ def sync_folder(folder: Path) -> None:
 def make_folder(folder: Path) -> None:
     """Create a folder whose own name is durable; its parent exists."""
     try:
-        os.mkdir(folder)
+        os.mkdir(folder, 0o700)
     except FileExistsError:
         return
     sync_folder(folder.parent)

@@ -57,7 +57,7 @@ class Folder:
         self._unmoved: dict[BlockKey, tuple[int, int]] = {}  # bad files that could not be moved: inode, time
         self._reported: set[int | None] = set()
         try:
-            root.mkdir(parents=True, exist_ok=True)
+            root.mkdir(mode=0o700, parents=True, exist_ok=True)
             with self.locked():
                 self.refresh()
                 self.room.remove_unfinished()
@@ -172,7 +172,7 @@ class Folder:
         """
         num_bytes = contents.num_bytes
         temp = path.with_name(f".{path.stem}.{os.getpid()}.{secrets.token_hex(8)}.tmp")
-        self.root.mkdir(parents=True, exist_ok=True)
+        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         with self.locked():
             self.refresh()
             known = answer()

@@ -42,7 +42,7 @@ def export_prefixes(store: SnapshotStore, keys: Sequence[BlockKey], path: Path) 
     wanted |= {entry.key: entry for entry in entries.values() if entry.attached and entry.parent in wanted}
     temp = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with temp.open("xb") as file:
+        with open(os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             checksums = {key.hex: xxhash.xxh3_64_hexdigest(store.read_file(key)) for key in wanted}
             with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar:
                 manifest = {"version": _VERSION, "blocks": checksums}

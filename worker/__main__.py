@@ -16,7 +16,8 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from cache_store import Keyring, KeyringError, SnapshotStore, Tier, TierDown
-from jobs import logs, queue_name
+from jobs import logs, queue_name, streams
+from jobs.private_files import make_private, only_for_user
 from worker.documents import DocumentSource
 from worker.holdings import NO_BUDGET, HoldingsReport
 from worker.join import join
@@ -37,6 +38,7 @@ CHILD_COMMAND = (sys.executable, "-m", "worker.child")
 
 
 def main(words: Sequence[str] | None = None) -> int:
+    streams.prepare()
     for chatty in ("httpx", "rq.worker", "rq.job"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
     parser = argparse.ArgumentParser(prog="python -m worker", description=__doc__)
@@ -59,6 +61,8 @@ def serve(settings: Settings, child_command: Sequence[str]) -> int:
             machine for a worker.
         EngineUnavailable: the model cannot be loaded.
     """
+    only_for_user()
+    make_private(settings.data)
     try:
         # Asked here too, so that a wrong one stops the start; what is deleted is deleted there as well.
         tier = Tier(settings.shared_tier, push=False) if settings.shared_tier else None

@@ -15,7 +15,8 @@ import threading
 import time
 from typing import Any, BinaryIO, Literal
 
-from jobs import EventType, Problem, Progress, logs
+from jobs import EventType, Problem, Progress, logs, streams
+from jobs.private_files import only_for_user
 from worker import accelerate, protocol
 from worker.mlx_environment import prepare_mlx
 from worker.settings import Settings, load_settings
@@ -178,6 +179,8 @@ def load_engine(settings: Settings) -> Any:
 
 
 def main() -> int:
+    streams.prepare()
+    only_for_user()
     settings = load_settings()
     logs.configure(settings.log_format, "%(levelname)s %(name)s %(message)s")
     for number in (signal.SIGINT, signal.SIGTERM):

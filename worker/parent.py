@@ -95,6 +95,7 @@ class RunWorker(SimpleWorker):
 
     def __init__(self, context: RunContext, model: str, redis: Redis, steal_after_s: float) -> None:
         job_class = type("ThisWorkersJob", (RunJob,), {"run": staticmethod(partial(run_attempt, context))})
+        redis.set_response_callback("CLIENT INFO", _client_info)
         super().__init__(
             [queue_name(model)],
             name=context.name,
@@ -218,3 +219,9 @@ class RunWorker(SimpleWorker):
         super().heartbeat()
         self._context.presence.beat()
         return not self._stopping()
+
+
+def _client_info(answer: bytes) -> dict[str, str]:
+    """What RQ reads its address from. redis-py's parser ends at a socket whose path has a space or a `=`."""
+    pairs = (word.partition("=") for word in answer.decode(errors="replace").split(" ") if "=" in word)
+    return {name: value for name, _, value in pairs}

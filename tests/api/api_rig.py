@@ -233,7 +233,7 @@ def write_model_folder(root: Path, model: str = MODEL, context: int = CONTEXT) -
 
 
 def make_settings(folder: Path, empty_database: Path, redis_url: str, **changes: Any) -> Settings:
-    data = folder / "data"
+    data = folder / "data %20? #1 é"
     data.mkdir()
     shutil.copy(empty_database, data / "longleaf.db")
     write_model_folder(folder / "models")

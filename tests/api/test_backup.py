@@ -22,7 +22,7 @@ from jobs import EventType
 def test_a_backup_that_is_made_while_jobs_come_in_is_a_moment_of_the_service(
     api: Api, tmp_path: Path
 ) -> None:
-    document = api.upload()
+    document, saved = api.upload(), tmp_path / "saved %20? #1 é.db"
     stop = threading.Event()
     made: list[str] = []
 
@@ -34,17 +34,17 @@ def test_a_backup_that_is_made_while_jobs_come_in_is_a_moment_of_the_service(
     thread.start()
     try:
         eventually(lambda: len(made) > 3)
-        create(api.services.settings.database, tmp_path / "saved.db")
+        create(api.services.settings.database, saved)
     finally:
         stop.set()
         thread.join()
-    with closing(sqlite3.connect(tmp_path / "saved.db")) as connection:
+    with closing(sqlite3.connect(saved)) as connection:
         kept = [row[0] for row in connection.execute("SELECT id FROM jobs ORDER BY id")]
         events = connection.execute("SELECT count(*) FROM job_events").fetchone()[0]
     assert 3 <= len(kept) <= len(made)
     assert kept == sorted(made)[: len(kept)]
     assert events == len(kept)
-    assert stat.S_IMODE((tmp_path / "saved.db").stat().st_mode) == 0o600
+    assert stat.S_IMODE(saved.stat().st_mode) == 0o600
 
 
 def test_a_restore_under_a_running_api_brings_back_what_was_saved(settings: Settings, tmp_path: Path) -> None:

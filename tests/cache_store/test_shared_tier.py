@@ -33,7 +33,7 @@ LOGITS = np.arange(32, dtype=np.float32)
 
 @pytest.fixture
 def shared(tmp_path: Path) -> Path:
-    folder = tmp_path / "shared"
+    folder = tmp_path / "Shared Disk #1 %20 [x]? é"
     folder.mkdir()
     return folder
 

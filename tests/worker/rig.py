@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from redis import Redis
 from redis.exceptions import RedisError
@@ -49,8 +50,8 @@ class RedisServer:
 
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="llt"))
-        self.socket = self.folder / "r.sock"
-        self.url = f"unix://{self.socket}"
+        self.socket = self.folder / "a =b%.sock"  # what may be in the path of a user's own
+        self.url = f"unix://{quote(str(self.socket))}"
         self.start()
 
     def start(self) -> None:
