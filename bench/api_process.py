@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 from redis import Redis
 
-from cli.redis_server import command, find_program, socket_path
+from cli.redis_server import command, find_program, place_socket
 from jobs import (
     EVENT_STREAM,
     Event,
@@ -55,7 +55,7 @@ def running(folder: Path, ends_jobs: bool = True) -> Iterator[Service]:
     redis_folder.mkdir()
     (folder / "models").mkdir()
     (folder / "models" / MODEL).symlink_to(MODEL_FOLDER)
-    path = socket_path(redis_folder)
+    path = place_socket(redis_folder)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -72,7 +72,9 @@ def running(folder: Path, ends_jobs: bool = True) -> Iterator[Service]:
         "LONGLEAF_LOST_AFTER_S": "3600",
         "PYTHONPATH": str(ROOT),
     }
-    redis = subprocess.Popen(command(find_program(), redis_folder, path), stdout=subprocess.DEVNULL)
+    redis = subprocess.Popen(
+        command(find_program(redis_folder), redis_folder, path), stdout=subprocess.DEVNULL
+    )
     with log.open("wb") as file:
         api = subprocess.Popen([sys.executable, "-m", "api"], env=env, stderr=file, cwd=folder)
     url = f"http://127.0.0.1:{port}"

@@ -139,7 +139,7 @@ class Stack:
         if self._clock is not None:
             env |= {"LD_PRELOAD": str(self._clock), "CHAOS_CLOCK": str(self.folder / "clocks" / role)}
         if role == REDIS:
-            words = command(find_program(), self.disk(REDIS), self.socket)
+            words = command(find_program(self.disk(REDIS)), self.disk(REDIS), self.socket)
         else:
             words = [sys.executable, "-m", "api" if role == API else "worker"]
             env |= {

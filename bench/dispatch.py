@@ -95,7 +95,7 @@ class Stack:
         return self._env["REDIS_URL"]
 
     def start(self) -> None:
-        redis = [find_program(), "--port", str(self.redis_port), "--requirepass", self._password]
+        redis = [find_program(self.folder), "--port", str(self.redis_port), "--requirepass", self._password]
         redis += ["--bind", "0.0.0.0" if self.where.names else "127.0.0.1", "--dir", str(self.folder)]
         self._start("redis", [*redis, "--save", "", "--maxmemory-policy", "noeviction"], self._env)
         self._start("api", [sys.executable, "-m", "api"], self._env)

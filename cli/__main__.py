@@ -14,6 +14,7 @@ import typer
 from click import Abort
 
 from cli import connection, host, jobs, keys, listings, prefixes, webhooks
+from jobs import streams
 
 EXIT_INTERRUPTED, EXIT_READER_LEFT = 130, 141
 """As a shell tells of programs that SIGINT or SIGPIPE has ended."""
@@ -61,6 +62,7 @@ def options(
 
 
 def main() -> None:
+    streams.prepare()
     try:
         app()
     except SystemExit as ended:

@@ -7,8 +7,6 @@ own, so a broken one is a line here and no crash.
 from __future__ import annotations
 
 import errno
-import os
-import shutil
 import socket
 import sys
 from collections.abc import Callable, Iterator
@@ -18,12 +16,10 @@ from redis import Redis
 from redis.exceptions import RedisError
 
 from cli.doctor_keys import snapshot_keys, worker_token
+from cli.doctor_places import clock, data_folder, models_folder, own_server, temporary_folder
 from cli.finding import Finding, ask
-from cli.redis_server import NoServer, find_program
 from cli.settings import Settings
 
-ROOM_BYTES = 5_000_000_000
-"""Less free space than this is worth a word: a database, uploads, and snapshots that one wants to keep."""
 ANSWER_S = 3.0
 """What has the port may be anything, and need not answer."""
 
@@ -55,7 +51,8 @@ print(json.dumps(found | {"path": str(place) if isinstance(place, Path) else ""}
 def examine(settings: Settings) -> Iterator[Finding]:
     """One finding for each thing, in the order in which a start needs them."""
     checks: tuple[Callable[[Settings], Finding], ...] = (
-        _python, _device, _compiler, _redis, _data, _database, snapshot_keys, worker_token, _model, _port,
+        _python, clock, _device, _compiler, data_folder, temporary_folder, _redis, _database, snapshot_keys,
+        worker_token, models_folder, _model, _port,
     )  # fmt: skip
     for check in checks:
         yield check(settings)
@@ -88,10 +85,7 @@ def _compiler(_: Settings) -> Finding:
 
 def _redis(settings: Settings) -> Finding:
     if settings.redis_url is None:
-        try:
-            return Finding("Redis", "ok", f"{find_program()}, started by `longleaf up`")
-        except NoServer as error:
-            return Finding("Redis", "bad", "no server", str(error))
+        return own_server(settings)
     try:
         with Redis.from_url(settings.redis_url, socket_connect_timeout=3, socket_timeout=3) as client:
             info = client.info("server")
@@ -107,25 +101,12 @@ def _redis(settings: Settings) -> Finding:
     return Finding("Redis", "ok", version)
 
 
-def _data(settings: Settings) -> Finding:
-    place = settings.data
-    there = next(folder for folder in (place, *place.absolute().parents) if folder.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        return Finding(
-            "data folder", "bad", f"{place} cannot be written", "set LONGLEAF_DATA to another folder"
-        )
-    free = shutil.disk_usage(there).free
-    detail = f"{place}, {free / 1e9:,.1f} GB free"
-    if free < ROOM_BYTES:
-        mend = "free some space, or set LONGLEAF_DATA to a larger disk"
-        return Finding("data folder", "warn", detail, mend)
-    return Finding("data folder", "ok", detail)
-
-
 def _database(settings: Settings) -> Finding:
     found, error = ask(_DATABASE)
     is_file = settings.database_url is None
     if error:
+        if error.startswith("PermissionError"):
+            return Finding("database", "bad", error, "see the data folder")
         mend = (
             "move the file away, or put a backup in its place with `longleaf restore FILE`"
             if is_file

@@ -116,4 +116,5 @@ def in_api(module: str, *words: str) -> None:
     """Run a command of the API on this host's database and end with its exit status."""
     command = [sys.executable, "-m", f"api.{module}", *words]
     env = {**os.environ, "LONGLEAF_DATA": str(settings_or_refuse().data)}
-    raise typer.Exit(subprocess.run(command, env=env).returncode)
+    status = subprocess.run(command, env=env).returncode
+    raise typer.Exit(status if status >= 0 else 128 - status)  # ended by a signal, as a shell says it

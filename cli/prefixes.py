@@ -290,7 +290,9 @@ def _keyring(settings: Settings) -> Keyring | None:
 
 def _folder(data: Path | None) -> Path:
     folder = data / "snapshots" if data else settings_or_refuse().snapshots
-    if not folder.is_dir():
+    with _errors():
+        is_there = folder.is_dir()
+    if not is_there:
         refuse(f"{folder} is not there: a worker makes it; --data or LONGLEAF_DATA names another data folder")
     return folder
 

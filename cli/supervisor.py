@@ -1,7 +1,8 @@
 """Runs processes side by side with prefixed logs and stops them in order: all others first, then `last`.
 
 honcho does the work. Added here: the order (a worker gives its job back through Redis, so Redis
-stops last), a second signal that is passed on, and an end of everything when this process is killed.
+stops last), a second signal that is passed on, an end of everything when this process is killed, which
+process ended first, and times that a wrong clock does not change.
 """
 
 from __future__ import annotations
@@ -10,32 +11,37 @@ import multiprocessing
 import multiprocessing.connection
 import os
 import signal
-import socket
-import sys
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
+from datetime import datetime, timedelta
 from types import FrameType
 from typing import Any
 
 import honcho.manager
-from honcho.printer import Printer
 from honcho.process import Process
+
+from cli.output import KeepingPrinter
 
 KILL_WAIT_S = 20
 """A worker may take 15 s to give its job back."""
 
 
 class Supervisor(honcho.manager.Manager):
-    """`loop()` returns when every process has ended; `asked` says whether a signal was the reason."""
+    """`loop()` returns when every process has ended; `asked` says whether a signal was the reason.
+
+    `first` names the process that ended first, and `printer` has what each said last.
+    """
 
     def __init__(self, last: str, last_is_up: Callable[[], bool]) -> None:
         """`last_is_up` tells when the process `last` can be used; the others start after that."""
         honcho.manager.KILL_WAIT = KILL_WAIT_S
-        super().__init__(Printer(sys.stdout))
+        self.printer = KeepingPrinter()
+        super().__init__(self.printer)
         self._process_ctor = LinkedProcess
+        self._clock = SteadyClock()
+        self.first: str | None = None
         self._last = last
         self._last_is_up = last_is_up
         self._terminating = False
@@ -57,7 +63,8 @@ class Supervisor(honcho.manager.Manager):
 
     def _start(self) -> None:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, self._on_signal)
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # as nohup leaves it
+                signal.signal(number, self._on_signal)
         for name in sorted(self._processes, key=lambda name: name != self._last):
             entry = self._processes[name]
             run = entry["obj"].run
@@ -68,6 +75,16 @@ class Supervisor(honcho.manager.Manager):
                 give_up_at = time.monotonic() + 10
                 while process.is_alive() and not self._last_is_up() and time.monotonic() < give_up_at:
                     time.sleep(0.02)
+                if not process.is_alive():  # the others would only hide why
+                    for other in self._running() - {name}:
+                        del self._processes[other]
+                    return
+
+    def _any_stopped(self) -> bool:
+        # Called after every message, so at most one end is new.
+        if self.first is None:
+            self.first = next(iter(self.ended()), None)
+        return bool(super()._any_stopped())
 
     def _all_stopped(self) -> bool:
         # Called in every round of honcho's loop: the place to see that only `last` is left.
@@ -82,8 +99,8 @@ class Supervisor(honcho.manager.Manager):
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._num_signals += 1
         if self._num_signals == 1:
-            self._system_print("stopping; once more to stop at once\n")
             self.terminate()
+            self._system_print("stopping; once more to stop at once\n")
         elif self._num_signals == 2:
             self._signal(signal.SIGTERM, self._running() - {self._last})
         else:
@@ -101,6 +118,7 @@ class LinkedProcess(Process):
     """A honcho process whose command is stopped when the supervisor dies without stopping it."""
 
     def run(self, events: Any = None, ignore_signals: bool = False) -> None:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as honcho does with the others
         threading.Thread(target=self._stop_with_parent, daemon=True).start()
         super().run(events, ignore_signals)
 
@@ -121,13 +139,11 @@ class LinkedProcess(Process):
         os._exit(1)
 
 
-def answers_ping(path: Path) -> bool:
-    """Whether a Redis-compatible server listens on a unix socket."""
-    with socket.socket(socket.AF_UNIX) as probe:
-        probe.settimeout(1.0)
-        try:
-            probe.connect(os.fspath(path))
-            probe.sendall(b"PING\r\n")
-            return probe.recv(64).startswith(b"+PONG")
-        except OSError:
-            return False
+class SteadyClock:
+    """The time of day at the start, and what has passed since: a clock that is set ends no patience."""
+
+    def __init__(self) -> None:
+        self._start, self._began = datetime.now(), time.monotonic()
+
+    def now(self) -> datetime:
+        return self._start + timedelta(seconds=time.monotonic() - self._began)

@@ -47,7 +47,7 @@ def main() -> int:
         console.print(f"there is no file {path}", style="red", markup=False)
         return 2
     shutil.rmtree(FOLDER, ignore_errors=True)
-    FOLDER.mkdir()
+    FOLDER.mkdir(mode=0o700)  # its log says what was asked
     port = free_port()
     with LOG.open("w") as log:
         command = [sys.executable, "-m", "cli", "up", "--data", str(FOLDER)]

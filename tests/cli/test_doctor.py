@@ -42,8 +42,8 @@ def test_a_working_installation_ends_with_0_and_changes_nothing(tmp_path: Path) 
     done = doctor(tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     for name in (
-        "Python", "MLX", "compiler", "Redis", "data folder", "database", "snapshot keys", "worker token",
-        "model", "port",
+        "Python", "clock", "MLX", "compiler", "data folder", "temporary folder", "Redis", "database",
+        "snapshot keys", "worker token", "models folder", "model", "port",
     ):  # fmt: skip
         assert f" {name}: " in done.stdout
     assert re.search(r"MLX: .*, which may use [1-9]\d*\.\d GB", done.stdout)

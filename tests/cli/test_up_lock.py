@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from cli.redis_server import MAX_SOCKET_BYTES, command, socket_path
 from cli.up_lock import AlreadyRunning, UpInfo, UpLock
 
 INFO = UpInfo(pid=os.getpid(), url="http://127.0.0.1:1", started_at=0.0, model="m", redis_url="unix:///x")
@@ -44,21 +43,3 @@ def test_released_lock_leaves_no_file_behind(tmp_path: Path) -> None:
     lock.release()
     assert not (tmp_path / "up.json").exists()
     UpLock(tmp_path).acquire()
-
-
-def test_long_folder_gets_a_short_private_socket_path(tmp_path: Path) -> None:
-    folder = tmp_path / ("x" * 100)
-    folder.mkdir()
-    path = socket_path(folder)
-    assert len(os.fsencode(path)) <= MAX_SOCKET_BYTES
-    assert path.parent.stat().st_mode & 0o077 == 0
-    assert path == socket_path(folder)
-    path.parent.rmdir()
-
-
-def test_server_evicts_nothing_and_listens_on_no_port(tmp_path: Path) -> None:
-    words = command("redis-server", tmp_path, tmp_path / "redis.sock")
-    pairs = dict(zip(words[1::2], words[2::2], strict=True))
-    assert pairs["--maxmemory-policy"] == "noeviction"
-    assert pairs["--port"] == "0"
-    assert (pairs["--appendonly"], pairs["--appendfsync"]) == ("yes", "everysec")
