@@ -43,9 +43,9 @@ clean:
 	@if [ -z "$(PYTHON)" ]; then \
 		echo "Longleaf needs Python 3.11 or newer; found: $$(python3 --version 2>&1 || echo none)." >&2; \
 		echo "Install one, or name it: make demo PYTHON=/path/to/python3.12" >&2; exit 1; fi
-	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else \
+	@"$(PYTHON)" -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else \
 		f"Longleaf needs Python 3.11 or newer; {sys.executable} is {v.major}.{v.minor}.")'
-	@$(PYTHON) -m venv --clear .venv || { echo "Could not make .venv with $(PYTHON) -m venv" \
+	@"$(PYTHON)" -m venv --clear .venv || { echo "Could not make .venv with $(PYTHON) -m venv" \
 		"(on Debian and Ubuntu: apt install python3-venv)." >&2; exit 1; }
 	@echo "Installing the locked packages into .venv ..."
 	@$(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements.lock

@@ -64,6 +64,17 @@ def _has_host_and_port(url: str) -> bool:
         return False
 
 
+def _own(folder: Path, name: str) -> Path:
+    """A folder below the user's home.
+
+    Raises:
+        SettingsError: HOME is not set, and the system knows no home of this user.
+    """
+    if not folder.is_absolute():
+        raise SettingsError(f"this user has no home folder: set LONGLEAF_{name} to a folder, or HOME")
+    return folder
+
+
 def _host(value: str) -> str:
     host = value.strip()
     if host.startswith("[") and host.endswith("]"):
@@ -121,9 +132,11 @@ class SharedSettings(BaseSettings):
         protected_namespaces=(),
     )
 
-    data: Path = Field(default_factory=lambda: Path(platformdirs.user_data_dir("longleaf")))
+    data: Path = Field(default_factory=lambda: _own(platformdirs.user_data_path("longleaf"), "DATA"))
     """The database, the queue's files and snapshots/."""
-    models: Path = Field(default_factory=lambda: Path(platformdirs.user_cache_dir("longleaf")) / "models")
+    models: Path = Field(
+        default_factory=lambda: _own(platformdirs.user_cache_path("longleaf"), "MODELS") / "models"
+    )
     """Folder of model folders, `/` in an id written as `--`."""
     model: str = Field(default_factory=default_model, min_length=1)
     """The model that a worker serves, and of jobs that name none: an id or a path."""

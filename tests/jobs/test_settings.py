@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.settings import SharedSettings, model_id
+from jobs.settings import SettingsError, SharedSettings, load, model_id
 
 
 @pytest.mark.parametrize(
@@ -30,3 +30,21 @@ def test_a_path_is_served_under_its_last_part(model: str, expected: str) -> None
 def test_all_look_for_a_model_in_one_folder(tmp_path: Path) -> None:
     named, placed = (SharedSettings(models=tmp_path, model=model) for model in ("owner/name", "/far/name"))
     assert (named.model_folder, placed.model_folder) == (tmp_path / "owner--name", tmp_path / "name")
+
+
+def test_a_user_without_a_home_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container whose user is a bare number; else a folder named ~ would be made where it starts."""
+
+    def unknown(uid: int) -> None:
+        raise KeyError(uid)
+
+    for name in ("HOME", "LONGLEAF_DATA", "LONGLEAF_MODELS", "XDG_DATA_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    with pytest.raises(SettingsError, match="this user has no home folder: set LONGLEAF_DATA to a folder"):
+        load(SharedSettings)
+    monkeypatch.setenv("LONGLEAF_DATA", "/data")
+    with pytest.raises(SettingsError, match="set LONGLEAF_MODELS to a folder"):
+        load(SharedSettings)
+    monkeypatch.setenv("LONGLEAF_MODELS", "/models")
+    assert load(SharedSettings).data == Path("/data")
