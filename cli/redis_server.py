@@ -97,7 +97,8 @@ def _places(folder: Path) -> Iterator[Path]:
     folder = folder.resolve()
     digest = hashlib.sha256(os.fsencode(folder)).hexdigest()[:16]
     yield folder
-    yield platformdirs.user_cache_path("longleaf") / "run" / digest
+    with suppress(RuntimeError):  # no home
+        yield platformdirs.user_cache_path("longleaf") / "run" / digest
     if runtime := os.environ.get("XDG_RUNTIME_DIR"):
         yield Path(runtime) / f"longleaf-{digest}"
     yield Path("/tmp") / f"longleaf-{os.geteuid()}-{digest}"

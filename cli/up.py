@@ -40,6 +40,8 @@ _OUT, _ERR = Output(1), Output(2)
 def up(settings: Settings) -> int:
     """Run everything until a signal; the exit status: 0 stopped, 1 something died, 2 refused."""
     umask = only_for_user()
+    if not os.path.isabs(os.path.expanduser("~")):
+        os.environ["HOME"] = str(settings.data.absolute())  # where libraries keep what they have compiled
     lock = UpLock(settings.data)
     try:
         if risk := data_folder.try_out(settings.data):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 from urllib.parse import urlsplit
@@ -64,15 +64,18 @@ def _has_host_and_port(url: str) -> bool:
         return False
 
 
-def _own(folder: Path, name: str) -> Path:
-    """A folder below the user's home.
+def _own(find: Callable[[str], Path], name: str) -> Path:
+    """A folder below the user's home, as platformdirs finds it.
 
     Raises:
         SettingsError: HOME is not set, and the system knows no home of this user.
     """
-    if not folder.is_absolute():
-        raise SettingsError(f"this user has no home folder: set LONGLEAF_{name} to a folder, or HOME")
-    return folder
+    try:
+        return find("longleaf")
+    except RuntimeError as error:
+        raise SettingsError(
+            f"this user has no home folder: set LONGLEAF_{name} to a folder, or HOME"
+        ) from error
 
 
 def _host(value: str) -> str:
@@ -132,11 +135,9 @@ class SharedSettings(BaseSettings):
         protected_namespaces=(),
     )
 
-    data: Path = Field(default_factory=lambda: _own(platformdirs.user_data_path("longleaf"), "DATA"))
+    data: Path = Field(default_factory=lambda: _own(platformdirs.user_data_path, "DATA"))
     """The database, the queue's files and snapshots/."""
-    models: Path = Field(
-        default_factory=lambda: _own(platformdirs.user_cache_path("longleaf"), "MODELS") / "models"
-    )
+    models: Path = Field(default_factory=lambda: _own(platformdirs.user_cache_path, "MODELS") / "models")
     """Folder of model folders, `/` in an id written as `--`."""
     model: str = Field(default_factory=default_model, min_length=1)
     """The model that a worker serves, and of jobs that name none: an id or a path."""

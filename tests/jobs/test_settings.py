@@ -33,7 +33,7 @@ def test_all_look_for_a_model_in_one_folder(tmp_path: Path) -> None:
 
 
 def test_a_user_without_a_home_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a container whose user is a bare number; else a folder named ~ would be made where it starts."""
+    """As in a container whose user is a bare number: one sentence, and no traceback of a library."""
 
     def unknown(uid: int) -> None:
         raise KeyError(uid)
