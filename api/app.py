@@ -27,6 +27,7 @@ from api.documents.tokens import ModelFolders
 from api.gate import Gate
 from api.keys import KeyStore, local_worker_token
 from api.leadership import Leadership
+from api.methods import Heads
 from api.notifier import Notifier
 from api.prefixes import Prefixes
 from api.queue import JobQueue, connect
@@ -128,6 +129,7 @@ def create_app(settings: Settings) -> FastAPI:
         responses=problems.RESPONSES,
     )
     app.add_middleware(Gate)
+    app.add_middleware(Heads)
     app.add_middleware(AccessLog)
     app.add_middleware(RequestIds)  # around the others: what they refuse or log has an id too
     problems.install(app)

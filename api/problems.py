@@ -10,17 +10,18 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, Response
 from pydantic import ValidationError
 from sqlalchemy.exc import DataError, OperationalError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
+from api.methods import allowed, is_head
 from jobs.faults import field_path, told
 
 log = logging.getLogger(__name__)
 
-_CODES = {404: "not_found", 405: "method_not_allowed", 406: "not_acceptable"}
+_CODES = {406: "not_acceptable"}
 
 
 _BODY = {
@@ -124,6 +125,36 @@ def database_problem(error: OperationalError) -> ApiError:
     return ApiError(503, "database_busy", detail, headers={"Retry-After": "2"})
 
 
+def no_route(request: Request) -> ApiError:
+    """404 for a path that no route has, with the one that was probably meant."""
+    path = request.url.path
+    without_slash = path.rstrip("/")
+    if without_slash and without_slash != path and allowed(request, without_slash):
+        detail = f"there is no route {shown(path)}: leave out the slash at its end"
+    else:
+        detail = f"there is no route {shown(path)}; /docs lists them"
+    return ApiError(404, "not_found", detail)
+
+
+def no_method(request: Request) -> Response:
+    """405 with every method that the path has; 204 with the same where that was the question."""
+    methods = allowed(request)
+    headers = {"Allow": ", ".join(methods)}
+    if request.method == "OPTIONS":
+        return Response(status_code=204, headers=headers)
+    method = "HEAD" if is_head(request) else request.method
+    return problem(
+        request,
+        ApiError(
+            405,
+            "method_not_allowed",
+            f"{shown(method)[1:-1]} is not possible on {shown(request.url.path)}; it has {headers['Allow']}",
+            headers=headers,
+            params={"methods": methods},
+        ),
+    )
+
+
 def install(app: FastAPI) -> None:
     """Turn everything that can be raised in a route into a problem."""
 
@@ -136,14 +167,14 @@ def install(app: FastAPI) -> None:
         skip = frozenset({"body", "query", "path", "header"})
         return problem(request, invalid_fields(error.errors(), skip))
 
-    async def http(request: Request, error: Exception) -> JSONResponse:
+    async def http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        detail = {
-            404: f"there is no route {shown(request.url.path)}; /docs lists them",
-            405: f"{request.method} is not possible on {shown(request.url.path)}",
-        }.get(error.status_code, str(error.detail))
+        if error.status_code == 404:
+            return problem(request, no_route(request))
+        if error.status_code == 405:
+            return no_method(request)
         code = _CODES.get(error.status_code, "bad_request" if error.status_code < 500 else "internal_error")
-        return problem(request, ApiError(error.status_code, code, detail, headers=error.headers))
+        return problem(request, ApiError(error.status_code, code, str(error.detail), headers=error.headers))
 
     async def database(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, OperationalError)

@@ -8,10 +8,11 @@ from collections.abc import AsyncIterator
 from typing import Annotated
 
 import anyio.to_thread
-from fastapi import APIRouter, Header, Response
+from fastapi import APIRouter, Header, Request, Response
 from fastapi.responses import StreamingResponse
 
 from api.gate import CallerDep
+from api.methods import is_head
 from api.models import JobEvent
 from api.routes.job_view import has_ended, not_found
 from api.services import Services, ServicesDep
@@ -36,6 +37,7 @@ _EVENT = {
     },
 )
 async def stream_events(
+    request: Request,
     job_id: str,
     services: ServicesDep,
     caller: CallerDep,
@@ -48,9 +50,14 @@ async def stream_events(
     if has_ended(job) and last_event_id >= job.last_seq:
         return Response(status_code=204)
     headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-    return StreamingResponse(
-        _stream(services, job_id, last_event_id), media_type="text/event-stream", headers=headers
-    )
+    # What HEAD asks about ends at once, with the headers of a stream.
+    stream = _nothing() if is_head(request) else _stream(services, job_id, last_event_id)
+    return StreamingResponse(stream, media_type="text/event-stream", headers=headers)
+
+
+async def _nothing() -> AsyncIterator[bytes]:
+    return
+    yield b""
 
 
 async def _stream(services: Services, job_id: str, after: int) -> AsyncIterator[bytes]:

@@ -178,11 +178,23 @@ def test_a_method_that_a_route_has_not_leads_nowhere(matrix: Matrix, key: str) -
     refused = {"nothing": {401}, "nonsense": {401}, "worker": {403}, "admin": {405}}[key]
     for path in {route.split()[1] for route in NEEDS}:
         for method in METHODS:
-            if f"{method} {path}" in NEEDS:
+            if f"{method} {path}" in NEEDS or (method == "HEAD" and f"GET {path}" in NEEDS):
                 continue
             answer = matrix.send(f"{method} {path}", key)
-            allowed = refused | ({405} if path in OPEN_PATHS and key != "nonsense" else set())
+            known = {204} if method == "OPTIONS" else {405}
+            allowed = known if key == "admin" else refused
+            # An open path's methods are no secret.
+            if path in OPEN_PATHS and key != "nonsense":
+                allowed = allowed | known
             assert answer.status_code in allowed, f"{method} {path} with {key}"
+
+
+@pytest.mark.parametrize("key", OPENED_BY)
+def test_head_opens_what_get_opens(matrix: Matrix, key: str) -> None:
+    for route in (route for route in NEEDS if route.startswith("GET")):
+        path = route.split()[1]
+        got, asked = matrix.send(route, key), matrix.send(f"HEAD {path}", key)
+        assert asked.status_code == got.status_code, f"{path} with {key}"
 
 
 def test_without_keys_no_route_serves_a_page_from_elsewhere(shared_api: Api) -> None:

@@ -41,6 +41,8 @@ def send(command: str, variables: dict[str, str]) -> httpx.Response:
             next(words)
         elif word == "-X":
             method = next(words)
+        elif word == "-I":
+            method = "HEAD"
         elif word == "-H":
             name, _, value = next(words).partition(": ")
             headers[name] = value
