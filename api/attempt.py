@@ -11,16 +11,20 @@ from jobs import DocumentRef, RunRequest, parse_spec
 
 
 def run_request(session: Session, job: Job) -> RunRequest:
-    """The request, its documents in the order in which the job names them."""
+    """The request, its documents in the order and by the names that they had when the job was accepted.
+
+    A name that a later upload gives to the same content changes no prompt: an attempt reads what the first
+    one read, and finds its stored prefix.
+    """
     query = (
-        select(Document)
+        select(Document, JobDocument.name)
         .join(JobDocument, JobDocument.document_id == Document.id)
         .where(JobDocument.job_id == job.id)
         .order_by(JobDocument.position)
     )
     documents = [
-        DocumentRef(id=row.id, name=row.name, text_sha256=row.text_sha256, num_chars=row.num_chars)
-        for row in session.scalars(query)
+        DocumentRef(id=row.id, name=name or row.name, text_sha256=row.text_sha256, num_chars=row.num_chars)
+        for row, name in session.execute(query)
     ]
     return RunRequest(
         job_id=job.id,

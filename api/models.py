@@ -108,6 +108,8 @@ class Document(Base):
     created_at: Mapped[float]
     uploaded_at: Mapped[float] = mapped_column(server_default="0")
     """When the content last came; retention counts from it."""
+    warnings: Mapped[list[dict[str, Any]] | None]
+    """[{code, detail, params}], what the text lacks; None where it was stored before that was looked for."""
 
 
 class DocumentText(Base):
@@ -195,6 +197,8 @@ class JobDocument(Base):
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
     position: Mapped[int] = mapped_column(primary_key=True)
     document_id: Mapped[str] = mapped_column(ForeignKey("documents.id", ondelete="CASCADE"), index=True)
+    name: Mapped[str | None]
+    """The document's when the job was accepted: prompts over several documents have it. None in old rows."""
 
 
 class HeldDocument(Base):

@@ -131,10 +131,12 @@ class JobStore:
         now = time.time()
         with self._database.write() as session:
             _check_queued(session, tenant, max_queued)
+            names = []
             for document_id in spec.documents:
                 document = session.get(Document, document_id)
                 if document is None or document.tenant_id != tenant:
                     raise LookupError(document_id)
+                names.append(document.name)
             stored = spec.model_copy(update={"model": model}).model_dump(mode="json")
             job = Job(
                 id=new_id("job"),
@@ -161,8 +163,8 @@ class JobStore:
                     session.flush()
                 except IntegrityError:
                     raise KeyTaken(key) from None
-            for position, document_id in enumerate(spec.documents):
-                session.add(JobDocument(job_id=job.id, position=position, document_id=document_id))
+            for position, (document_id, name) in enumerate(zip(spec.documents, names, strict=True)):
+                session.add(JobDocument(job_id=job.id, position=position, document_id=document_id, name=name))
             moves.record(session, job, EventType.QUEUED, {"attempt": 1})
         return job
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 from sqlalchemy import Select, func, select
@@ -22,6 +23,20 @@ class InUse(Exception):
     """A job that is not finished reads the document; the text is the job's id."""
 
 
+UNNAMED = "document"
+"""The name of a document that came without one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A document after an upload."""
+
+    document: Document
+    is_new: bool
+    former_name: str | None = None
+    """What the same content was named until this upload."""
+
+
 class DocumentStore:
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -30,16 +45,14 @@ class DocumentStore:
         with self._database.read() as session:
             return cast(Document | None, session.scalar(_owned(tenant, document_id)))
 
-    def uploaded_again(self, tenant: str, sha256: str) -> Document | None:
-        """The document that has this content already; its time begins anew."""
+    def uploaded_again(self, tenant: str, sha256: str, name: str | None) -> Kept | None:
+        """The document that has this content already, under the name given now; its time begins anew."""
         with self._database.read() as session:
             if session.scalar(_with_content(tenant, sha256)) is None:
                 return None
         with self._database.write(synced=False) as session:
             same = session.scalar(_with_content(tenant, sha256))
-            if same is not None:
-                same.uploaded_at = time.time()
-            return cast(Document | None, same)
+            return None if same is None else _renewed(same, name)
 
     def page(self, tenant: str, limit: int, after: str | None) -> Sequence[Document]:
         """Newest first, at most `limit`, older than the document `after`."""
@@ -60,13 +73,13 @@ class DocumentStore:
     def add(
         self,
         tenant: str,
-        name: str,
+        name: str | None,
         sha256: str,
         num_bytes: int,
         found: Extracted,
         max_bytes: int | None = None,
-    ) -> tuple[Document, bool]:
-        """Keep a document. Returns it, and whether it is new: a tenant's same bytes are kept once.
+    ) -> Kept:
+        """Keep a document; a tenant's same bytes are kept once, under the last name that was given.
 
         Raises:
             OverLimit: the tenant's documents would have more than `max_bytes`; nothing was kept.
@@ -74,8 +87,7 @@ class DocumentStore:
         with self._database.write() as session:
             same = session.scalar(_with_content(tenant, sha256))
             if same is not None:
-                same.uploaded_at = time.time()
-                return same, False
+                return _renewed(same, name)
             if max_bytes is not None:
                 held = session.scalar(
                     select(func.sum(Document.num_bytes)).where(Document.tenant_id == tenant)
@@ -86,7 +98,7 @@ class DocumentStore:
             document = Document(
                 id=new_id("doc"),
                 tenant_id=tenant,
-                name=name,
+                name=name or UNNAMED,
                 media_type=found.media_type,
                 num_bytes=num_bytes,
                 num_chars=len(found.text),
@@ -95,11 +107,12 @@ class DocumentStore:
                 text_sha256=hashlib.sha256(found.text.encode()).hexdigest(),
                 created_at=now,
                 uploaded_at=now,
+                warnings=[dict(item) for item in found.warnings],
             )
             session.add(document)
             session.flush()
             session.add(DocumentText(document_id=document.id, text=found.text, pages=found.pages))
-        return document, True
+        return Kept(document, is_new=True)
 
     def delete(self, tenant: str, document_id: str, key_id: str | None = None) -> None:
         """Delete a document, with the key by which that is asked.
@@ -149,6 +162,16 @@ def _owned(tenant: str, document_id: str, what: Any = Document) -> Select[Any]:
     """One query whatever there is: another tenant's document takes as long to miss as none."""
     query = select(what).where(Document.id == document_id, Document.tenant_id == tenant)
     return query if what is Document else query.join(Document, Document.id == DocumentText.document_id)
+
+
+def _renewed(same: Document, name: str | None) -> Kept:
+    """The same content once more. What came without a name leaves the name as it is."""
+    same.uploaded_at = time.time()
+    former = same.name
+    if name is None or name == former:
+        return Kept(same, is_new=False)
+    same.name = name
+    return Kept(same, is_new=False, former_name=former)
 
 
 def _with_content(tenant: str, sha256: str) -> Select[Any]:

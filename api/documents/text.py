@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import codecs
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from api.documents.pages import Page, marked_pages
 from api.documents.pdf import Limits, pdf_text
+from api.documents.warning import UploadWarning
 from api.problems import ApiError
 
 _BOMS = (
@@ -27,6 +28,7 @@ class Extracted:
     text: str
     pages: list[Page]
     media_type: str
+    warnings: list[UploadWarning] = field(default_factory=list)
 
 
 def extract(path: Path, limits: Limits) -> Extracted:

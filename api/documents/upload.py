@@ -17,8 +17,9 @@ import anyio.to_thread
 from fastapi import Request
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 from starlette.datastructures import UploadFile
-from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.formparsers import MultiPartException
 
+from api.documents.filename import NamedParts
 from api.problems import ApiError, from_validation
 
 ENVELOPE_BYTES = 64 * 1024
@@ -54,7 +55,8 @@ class JsonDocument(BaseModel):
 class Upload:
     """Bytes in a temporary file that the receiver deletes."""
 
-    name: str
+    name: str | None
+    """None where none was given, or none that can be one."""
     path: Path
     sha256: str
     num_bytes: int
@@ -150,7 +152,7 @@ async def read_document(request: Request, limit_bytes: int) -> Upload | JsonDocu
 
 async def _read_multipart(request: Request, limit_bytes: int) -> Upload:
     stream = bounded(request, limit_bytes + ENVELOPE_BYTES)
-    parser = MultiPartParser(request.headers, stream, max_files=1, max_fields=8)
+    parser = NamedParts(request.headers, stream, max_files=1, max_fields=8)
     try:
         form = await parser.parse()
     except MultiPartException as error:
@@ -166,8 +168,8 @@ async def _read_multipart(request: Request, limit_bytes: int) -> Upload:
         if file.size is not None and file.size > limit_bytes:
             raise too_large(limit_bytes, file.size)
         given = form.get("name")
-        name = given if isinstance(given, str) and given else file.filename
-        return await anyio.to_thread.run_sync(_keep, file, clean_name(name))
+        name = clean_name(given if isinstance(given, str) else None) or clean_name(file.filename)
+        return await anyio.to_thread.run_sync(_keep, file, name)
     finally:
         await form.close()
         # A body that ends inside a part leaves a file that the form does not name.
@@ -175,7 +177,7 @@ async def _read_multipart(request: Request, limit_bytes: int) -> Upload:
             unnamed.close()
 
 
-def _keep(file: UploadFile, name: str) -> Upload:
+def _keep(file: UploadFile, name: str | None) -> Upload:
     digest, num_bytes = hashlib.sha256(), 0
     with tempfile.NamedTemporaryFile(prefix="longleaf-", delete=False) as copy:
         try:
@@ -190,8 +192,8 @@ def _keep(file: UploadFile, name: str) -> Upload:
     return Upload(name, Path(copy.name), digest.hexdigest(), num_bytes)
 
 
-def clean_name(name: str | None) -> str:
-    """The last part of a path, printable, at most 255 characters."""
+def clean_name(name: str | None) -> str | None:
+    """The last part of a path, printable, at most 255 characters; None where nothing is left."""
     last = PurePosixPath((name or "").replace("\\", "/")).name
     kept = "".join(c for c in last if c.isprintable())[:255]
-    return kept if kept.strip(". ") else "document"
+    return kept if kept.strip(". ") else None

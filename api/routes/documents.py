@@ -12,9 +12,10 @@ from fastapi import APIRouter, Header, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 
 from api.documents.pdf import Limits
-from api.documents.store import InUse
+from api.documents.store import InUse, Kept
 from api.documents.text import Extracted, extract, from_text, normalise
 from api.documents.upload import JsonDocument, Upload, clean_name, read_document, too_large
+from api.documents.warning import warning
 from api.gate import CallerDep
 from api.keys import Caller
 from api.limits import OverLimit, too_many_bytes
@@ -56,12 +57,24 @@ _UPLOAD_SCHEMA = {
 async def add_document(request: Request, services: ServicesDep, caller: CallerDep) -> JSONResponse:
     """Keep a document: 201, or 200 with the document that has the same content already."""
     upload = await read_document(request, services.settings.max_upload_bytes)
-    document, is_new = await anyio.to_thread.run_sync(
-        _add, services, caller, upload, limiter=services.readers
+    kept = await anyio.to_thread.run_sync(_add, services, caller, upload, limiter=services.readers)
+    body = (await anyio.to_thread.run_sync(_views, services, [kept.document]))[0]
+    if kept.former_name is not None:
+        body["warnings"] = [*(body["warnings"] or []), _renamed(kept)]
+    headers = {"Location": f"/v1/documents/{kept.document.id}"}
+    return JSONResponse(body, 201 if kept.is_new else 200, headers=headers)
+
+
+def _renamed(kept: Kept) -> dict[str, Any]:
+    name, former = kept.document.name, kept.former_name
+    return dict(
+        warning(
+            "renamed",
+            f"the same bytes were here as {former!r}: {kept.document.id} is named {name!r} from now on, "
+            "but not in jobs that were submitted before",
+            former_name=former,
+        )
     )
-    body = (await anyio.to_thread.run_sync(_views, services, [document]))[0]
-    headers = {"Location": f"/v1/documents/{document.id}"}
-    return JSONResponse(body, 201 if is_new else 200, headers=headers)
 
 
 @router.get("")
@@ -128,20 +141,20 @@ def not_found(document_id: str, param: str | None = None) -> ApiError:
     return ApiError(404, "document_not_found", f"there is no document {shown(document_id)}", param=param)
 
 
-def _add(services: Services, caller: Caller, upload: Upload | JsonDocument) -> tuple[Document, bool]:
+def _add(services: Services, caller: Caller, upload: Upload | JsonDocument) -> Kept:
     try:
-        document, is_new = _keep(services, caller, upload)
+        kept = _keep(services, caller, upload)
     except OverLimit as error:
         raise too_many_bytes(error) from None
     folder = services.folders.get(services.settings.model)
-    if folder is not None and document.num_chars <= EAGER_COUNT_CHARS:
+    if folder is not None and kept.document.num_chars <= EAGER_COUNT_CHARS:
         # A model that no prompt can be made for is told of when it is asked for.
         with suppress(PromptError):
-            services.num_tokens(document, folder)
-    return document, is_new
+            services.num_tokens(kept.document, folder)
+    return kept
 
 
-def _keep(services: Services, caller: Caller, upload: Upload | JsonDocument) -> tuple[Document, bool]:
+def _keep(services: Services, caller: Caller, upload: Upload | JsonDocument) -> Kept:
     tenant, max_bytes = caller.tenant, caller.limits.max_document_bytes
     limit = services.settings.max_upload_bytes
     if isinstance(upload, JsonDocument):
@@ -153,9 +166,9 @@ def _keep(services: Services, caller: Caller, upload: Upload | JsonDocument) -> 
             tenant, clean_name(upload.name), hashlib.sha256(data).hexdigest(), len(data), found, max_bytes
         )
     try:
-        same = services.documents.uploaded_again(tenant, upload.sha256)
+        same = services.documents.uploaded_again(tenant, upload.sha256, upload.name)
         if same is not None:
-            return same, False
+            return same
         return services.documents.add(
             tenant, upload.name, upload.sha256, upload.num_bytes, _extract(services, upload), max_bytes
         )
@@ -189,6 +202,7 @@ def _views(services: Services, rows: Sequence[Document]) -> list[dict[str, Any]]
                 for folder in folders
                 if (row.id, folder.tokenizer_sha256) in counts
             },
+            "warnings": row.warnings,
             "created_at": iso(row.created_at),
         }
         for row in rows

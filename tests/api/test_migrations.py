@@ -75,7 +75,7 @@ def old_database(path: Path) -> None:
         connection.execute("PRAGMA foreign_keys=ON")
         connection.execute(
             "INSERT INTO documents VALUES "
-            "('doc_1', 'a.txt', 'text/plain', 4, 4, NULL, 'sha', 'sha', 0.0, 'default', 0.0)"
+            "('doc_1', 'a.txt', 'text/plain', 4, 4, NULL, 'sha', 'sha', 0.0, 'default', 0.0, NULL)"
         )
         connection.execute("INSERT INTO document_texts VALUES ('doc_1', 'text', '[]')")
         connection.commit()
