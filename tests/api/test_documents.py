@@ -155,7 +155,7 @@ def test_a_pdf_is_read_page_by_page(api: Api) -> None:
         (pdf(["", ""]), "no_text_layer"),
         (pdf(["secret"], encrypt=True), "pdf_encrypted"),
         (pdf(["cut"])[:200], "pdf_broken"),
-        (b"\n\n" + b"%PDF-1.4 and then nothing", "pdf_broken"),
+        (b"\n\n" + b"%PDF-1.4\nand then nothing", "pdf_broken"),
     ],
     ids=["no text layer", "encrypted", "cut", "nothing"],
 )
