@@ -53,6 +53,13 @@ class Refused(ApiError):
         self.body = body
 
 
+class DocumentWarning(BaseModel):
+    """What a document's reader would see and its text has not."""
+
+    code: str
+    detail: str
+
+
 class Document(BaseModel):
     model_config = ConfigDict(protected_namespaces=())
 
@@ -64,6 +71,7 @@ class Document(BaseModel):
     num_pages: int | None = None
     num_tokens: dict[str, int | None] = Field(default_factory=dict)
     """By model id, where the API knows the model's tokenizer."""
+    warnings: list[DocumentWarning] | None = None
 
 
 class Job(BaseModel):

@@ -57,9 +57,16 @@ def document_ids(client: Client, words: Sequence[str], name: str | None = None) 
         if name is not None and len(files) != 1:
             refuse(f"--name names one file or pipe, and there are {len(files)} of them here")
         return [
-            one if isinstance(one, str) else client.upload_file(one.file, name or one.name).id
-            for one in found
+            one if isinstance(one, str) else _uploaded(client, one.file, name or one.name) for one in found
         ]
+
+
+def _uploaded(client: Client, file: BinaryIO, name: str) -> str:
+    """The id of an uploaded file, of which is told what its text has not."""
+    document = client.upload_file(file, name)
+    for warning in document.warnings or ():
+        say(f"{name}: {warning.detail}")
+    return document.id
 
 
 def _read(word: str, copies: ExitStack) -> str | _Copy:

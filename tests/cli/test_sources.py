@@ -40,6 +40,27 @@ def test_files_are_uploaded_and_ids_taken_as_they_are(client: Client, tmp_path: 
     assert b"Alpha." in uploads[1]
 
 
+def test_what_a_text_has_not_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def warn(request: Request) -> None:
+        document = {
+            "id": "doc_1",
+            "name": "n",
+            "media_type": "application/pdf",
+            "num_bytes": 1,
+            "num_chars": 1,
+        }
+        lacks = [{"code": "pages_without_text", "detail": "2 of 3 pages have\x1b no text", "params": {}}]
+        request.reply(201, document | {"warnings": lacks})
+
+    (tmp_path / "a.pdf").write_text("Alpha.")
+    with fake_api(warn) as url, Client(url) as client:
+        assert document_ids(client, [str(tmp_path / "a.pdf")]) == ["doc_1"]
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert "a.pdf: 2 of 3 pages have" in told.err
+    assert "\x1b" not in told.err
+
+
 def test_a_named_pipe_is_read_to_its_end(client: Client, tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
