@@ -5,6 +5,7 @@ from __future__ import annotations
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from api import outputs
 from api.models import Document, Job, JobDocument, Tenant
 from api.tenants import prefix_salt
 from jobs import DocumentRef, RunRequest, parse_spec
@@ -31,5 +32,6 @@ def run_request(session: Session, job: Job) -> RunRequest:
         attempt=job.attempt,
         spec=parse_spec(job.spec),
         documents=documents,
+        owed=outputs.owed(session, job),
         prefix_salt=prefix_salt(session.get_one(Tenant, job.tenant_id)),
     )

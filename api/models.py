@@ -159,6 +159,9 @@ class Job(Base):
     version: Mapped[int] = mapped_column(default=1)
     """Grows with every change a client can see: the ETag."""
     last_seq: Mapped[int] = mapped_column(default=0)
+    num_outputs: Mapped[int] = mapped_column(default=0, server_default="0")
+    num_done: Mapped[int] = mapped_column(default=0, server_default="0")
+    """Outputs that are complete, whichever attempt they are of."""
     created_at: Mapped[float]
     started_at: Mapped[float | None]
     """First start of any attempt."""
@@ -189,6 +192,16 @@ class JobResult(Base):
 
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
     result: Mapped[dict[str, Any]]
+
+
+class JobOutput(Base):
+    """A complete answer of a job that has no result yet; the result takes them over (outputs.py)."""
+
+    __tablename__ = "job_outputs"
+
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
+    output_index: Mapped[int] = mapped_column(primary_key=True)
+    output: Mapped[dict[str, Any]]
 
 
 class JobDocument(Base):

@@ -200,6 +200,9 @@ def finish(session: Session, job: Job, end: State, data: dict[str, Any], entry_i
     move(job, end)
     job.finished_at = time.time()
     if end in (State.FAILED, State.EXPIRED):
+        if data and job.num_done:
+            kept = f"{job.num_done:,} of its {job.num_outputs:,} answers are complete and stay its result"
+            data = {**data, "detail": f"{data['detail']}; {kept}, and a retry asks only for the others"}
         job.error = data or None
     progress = select(JobEvent.seq).where(JobEvent.job_id == job.id, JobEvent.type == EventType.PROGRESS)
     last = session.scalar(progress.order_by(JobEvent.seq.desc()).limit(1))

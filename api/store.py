@@ -14,7 +14,7 @@ from sqlalchemy import Select, exists, func, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from api import audit, held_documents, moves, worker_events
+from api import audit, held_documents, moves, outputs, worker_events
 from api.attempt import run_request
 from api.db import Database
 from api.limits import OverLimit
@@ -27,6 +27,7 @@ from jobs import (
     Problem,
     RunRequest,
     State,
+    num_outputs,
 )
 
 
@@ -70,9 +71,14 @@ class JobStore:
             return session.scalars(query).all()
 
     def result(self, job_id: str) -> dict[str, Any] | None:
+        """The result of a job that has succeeded, of any other what is complete; None where nothing is."""
         with self._database.read() as session:
             row = session.get(JobResult, job_id)
-            return row.result if row else None
+            if row is not None:
+                return row.result
+            job = session.get(Job, job_id)
+            part = outputs.partial(session, job) if job else None
+            return part.model_dump(mode="json") if part else None
 
     def events(self, job_id: str, after: int, limit: int) -> Sequence[JobEvent]:
         query = select(JobEvent).where(JobEvent.job_id == job_id, JobEvent.seq > after)
@@ -151,6 +157,8 @@ class JobStore:
                 handed_out=False,
                 version=1,
                 last_seq=0,
+                num_outputs=num_outputs(spec),
+                num_done=0,
                 created_at=now,
                 expires_at=moves.expiry(spec.expires_after, now),
                 expiring=False,

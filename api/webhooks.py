@@ -63,6 +63,8 @@ def owe(session: Session, job: Job, kind: EventType) -> None:
             "state": job.state,
             "model": job.model,
             "attempt": job.attempt,
+            "num_outputs": job.num_outputs,
+            "num_done": job.num_done,
             "error": job.error,
             "links": {"self": f"/v1/jobs/{job.id}", "result": f"/v1/jobs/{job.id}/result"},
         },

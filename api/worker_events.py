@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 from sqlalchemy.orm import Session
 
-from api import held_documents, moves
+from api import held_documents, moves, outputs
 from api.attempt import run_request
 from api.models import Job, JobResult
-from jobs import Event, EventType, Problem, Progress, Result, State, can_move
+from jobs import Event, EventType, Output, Problem, Progress, Result, State, can_move
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -52,10 +52,12 @@ def _apply(session: Session, job: Job, event: Event, entry_id: str) -> bool:
             moves.record(session, job, event.type, job.progress, entry_id)
         case EventType.CHECKPOINT | EventType.DELTA:
             moves.record(session, job, event.type, data, entry_id)
+        case EventType.OUTPUT:
+            _keep(session, job, _valid(Output, data), entry_id)
         case EventType.SUCCEEDED:
             try:
-                result = _valid(Result, data).model_dump(mode="json")
-            except BadEvent as error:
+                result = outputs.whole(session, job, _valid(Result, data)).model_dump(mode="json")
+            except (BadEvent, LookupError) as error:
                 # Dropping it would leave a job that nobody works on any more.
                 why = Problem(code="invalid_result", detail=f"the worker's result is not one: {error}")
                 moves.finish(session, job, State.FAILED, why.model_dump(mode="json"), entry_id)
@@ -81,6 +83,21 @@ def _apply(session: Session, job: Job, event: Event, entry_id: str) -> bool:
         case EventType.QUEUED | EventType.CANCELLING:
             raise BadEvent(f"{event.type} is not for a worker to say")
     return False
+
+
+def _keep(session: Session, job: Job, output: Output, entry_id: str) -> None:
+    try:
+        is_new = outputs.keep(session, job, output)
+    except LookupError as error:
+        raise BadEvent(str(error)) from None
+    if is_new:
+        data = {
+            "output_index": output.index,
+            "finish_reason": output.finish_reason,
+            "num_done": job.num_done,
+            "num_outputs": job.num_outputs,
+        }
+        moves.record(session, job, EventType.OUTPUT, data, entry_id)
 
 
 def _valid(model: type[M], data: dict[str, Any]) -> M:

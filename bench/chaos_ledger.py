@@ -106,10 +106,20 @@ def _read_job(
     ]
     ledger.prefixes.update(o["prefix"] for o in outputs)
     told = [""] * len(outputs)
+    done: Counter[int] = Counter()
+    attempts = [0] * len(outputs)
     for event in events:
-        if event["type"] == EventType.DELTA and event["attempt"] == job["attempt"]:
-            data = json.loads(event["data"])
-            told[data["output_index"]] += data["text"]
+        data = json.loads(event["data"])
+        if event["type"] == EventType.OUTPUT:
+            done[data["output_index"]] += 1
+        elif event["type"] == EventType.DELTA:
+            index = data["output_index"]
+            # An attempt that has to begin an answer anew says all of it.
+            if event["attempt"] != attempts[index]:
+                told[index], attempts[index] = "", event["attempt"]
+            told[index] += data["text"]
+    if any(number > 1 for number in done.values()):
+        fault(f"has answers that were done more than once: {dict(done)}")
     for text, output in zip(told, outputs, strict=True):
         if len(text) > len(output["text"]):
             fault(f"streamed {text!r} and has the result {output['text']!r}")

@@ -81,6 +81,9 @@ class Job(BaseModel):
     model: str
     attempt: int
     progress: Progress | None = None
+    num_outputs: int = 0
+    num_done: int = 0
+    """Answers that are complete; they are the result of a job that ends early."""
     num_failures: int = 0
     error: Problem | None = None
     spec: dict[str, Any] = Field(default_factory=dict)

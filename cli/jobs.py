@@ -226,12 +226,17 @@ def models() -> None:
 
 
 def _finish(client: Client, job: Job, as_json: bool) -> None:
-    _fail_unless_succeeded(job)
+    if not job.ended or not job.num_done:
+        _fail_unless_succeeded(job)
     found = client.result(job.id)
     if as_json:
         _print_json(found)
     else:
         show_result(out, found)
+    if not found.complete:
+        num_there = f"{len(found.outputs):,} of {found.num_outputs:,} answers"
+        say(f"{num_there}; `longleaf retry {job.id}` asks for the others")
+    _fail_unless_succeeded(job)
 
 
 def _fail_unless_succeeded(job: Job) -> None:

@@ -6,7 +6,7 @@ Pydantic models and names only. It knows no database, no queue library and no mo
 from jobs.events import Event, EventType, Progress
 from jobs.models import ModelCard
 from jobs.result import Output, Problem, Result, Timing, Usage
-from jobs.spec import Ask, JobSpec, Prompt, Summarize, Warm, parse_spec
+from jobs.spec import Ask, JobSpec, Prompt, Summarize, Warm, num_outputs, parse_spec
 from jobs.states import TERMINAL, State, can_move
 from jobs.wire import (
     CONTROL_KEY,
@@ -58,6 +58,7 @@ __all__ = [
     "can_move",
     "control_key",
     "meeting_key",
+    "num_outputs",
     "parse_spec",
     "queue_name",
     "run_id",

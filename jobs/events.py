@@ -14,6 +14,8 @@ class EventType(StrEnum):
     PROGRESS = "job.progress"
     CHECKPOINT = "job.checkpoint"
     DELTA = "output.delta"
+    OUTPUT = "output.done"
+    """An answer is complete: it is kept whatever becomes of the job."""
     CANCELLING = "job.cancelling"
     SUCCEEDED = "job.succeeded"
     FAILED = "job.failed"
@@ -52,5 +54,5 @@ class Event(BaseModel):
     at: float
     """Seconds since the epoch, by the worker's clock; informative only, never used to order."""
     data: dict[str, Any] = Field(default_factory=dict)
-    """progress: Progress · output.delta: {output_index, text} · succeeded: Result ·
+    """progress: Progress · output.delta: {output_index, text} · output.done: Output · succeeded: Result ·
     failed and attempt.lost: Problem · started: {store} · checkpoint: {num_tokens, exact}."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, Field
 
@@ -36,6 +37,8 @@ class Timing(BaseModel):
 class Output(BaseModel):
     """One answer."""
 
+    index: int = 0
+    """Which answer of the job, from 0: that to its question of the same index."""
     text: str
     question: str | None = None
     thinking: str | None = None
@@ -50,7 +53,10 @@ class Output(BaseModel):
 
 
 class Result(BaseModel):
-    """The result of a job: one output for summarize and prompt, one per question for ask, none for warm."""
+    """The result of a job: one output for summarize and prompt, one per question for ask, none for warm.
+
+    From a worker it holds what its attempt was asked for; a job's own holds all that is complete.
+    """
 
     type: str
     model: str
@@ -58,8 +64,37 @@ class Result(BaseModel):
     usage: Usage
     """Of a warm job: the tokens of the prefix."""
     timing: Timing
+    num_outputs: int = 0
+    """How many the job was asked for."""
+    complete: bool = True
+    """Whether all of them are there. A job that ended otherwise than well may have a part."""
     prefix_id: str | None = None
     """Of a warm job: the prefix that is stored; None where none is, too short or without room."""
+
+    @classmethod
+    def of(cls, type: str, model: str, outputs: Sequence[Output], num_outputs: int) -> Result:
+        """The result that these outputs make, in their order: counts and times add up."""
+        ordered = sorted(outputs, key=lambda output: output.index)
+        timing = _total(Timing, [output.timing for output in ordered])
+        if ordered:
+            # The first token of the job is that of its first output.
+            timing.time_to_first_token_s = ordered[0].timing.time_to_first_token_s
+        return cls(
+            type=type,
+            model=model,
+            outputs=ordered,
+            usage=_total(Usage, [output.usage for output in ordered]),
+            timing=timing,
+            num_outputs=num_outputs,
+            complete=len(ordered) == num_outputs,
+        )
+
+
+M = TypeVar("M", bound=BaseModel)
+
+
+def _total(kind: type[M], parts: Sequence[M]) -> M:
+    return kind(**{name: sum(getattr(part, name) for part in parts) for name in kind.model_fields})
 
 
 class Problem(BaseModel):

@@ -140,3 +140,10 @@ def parse_spec(data: Any) -> Summarize | Ask | Prompt | Warm:
         pydantic.ValidationError: with the path of each field that is wrong.
     """
     return _adapter.validate_python(data)
+
+
+def num_outputs(spec: JobSpec) -> int:
+    """How many answers a job has."""
+    if isinstance(spec, Ask):
+        return len(spec.questions)
+    return 0 if isinstance(spec, Warm) else 1

@@ -17,7 +17,7 @@ from jobs.spec import JobSpec
 
 VERSION = "0.1.0"
 """Which Longleaf this is, for people; programs compare `PROTOCOL`."""
-PROTOCOL = 2
+PROTOCOL = 3
 """Grows with every change of what passes that the other side, a version older or newer, would misread."""
 RUN_FUNCTION = "worker.run.run_job"
 EVENT_STREAM = "longleaf:events"
@@ -45,6 +45,9 @@ class RunRequest(BaseModel):
     """Grows by one whenever the job is handed out again; events of older attempts are ignored."""
     spec: JobSpec
     documents: list[DocumentRef]
+    owed: list[int] | None = None
+    """The outputs that are wanted, by index; None for all. What earlier attempts have answered is not asked
+    again."""
     prefix_salt: str = Field(default="", pattern=r"^(?:[0-9a-f]{2})*$")
     """Hexadecimal; the tenant's own, with which chains of block keys begin: tenants share no prefixes."""
 

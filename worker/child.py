@@ -15,7 +15,7 @@ import threading
 import time
 from typing import Any, BinaryIO, Literal
 
-from jobs import EventType, Problem, Progress, logs, streams
+from jobs import EventType, Output, Problem, Progress, logs, streams
 from jobs.private_files import only_for_user
 from worker import accelerate, protocol
 from worker.mlx_environment import prepare_mlx
@@ -59,8 +59,8 @@ class JobReport:
         self._channel = channel
         self._outputs: list[OutputReport] = []
 
-    def output(self, index: int, num_outputs: int) -> OutputReport:
-        report = OutputReport(self._channel, self, index, num_outputs)
+    def output(self, index: int, num_outputs: int, question: str | None = None) -> OutputReport:
+        report = OutputReport(self._channel, self, index, num_outputs, question)
         self._outputs.append(report)
         return report
 
@@ -73,9 +73,11 @@ class JobReport:
 class OutputReport:
     """What the engine reports of one output, and a stop from the parent as `Stopped`."""
 
-    def __init__(self, channel: Channel, job: JobReport, index: int, num_outputs: int) -> None:
+    def __init__(
+        self, channel: Channel, job: JobReport, index: int, num_outputs: int, question: str | None
+    ) -> None:
         self._channel, self._job = channel, job
-        self._index, self._num_outputs = index, num_outputs
+        self._index, self._num_outputs, self._question = index, num_outputs, question
         self._phase: str | None = None
         self._phase_began = self._phase_start = 0.0
         self._num_restored = 0
@@ -124,12 +126,19 @@ class OutputReport:
         # Outputs of a batch speak by turns: what an ended one has left goes out with another's text.
         self._job.flush(now - DELTA_INTERVAL_S)
 
+    def done(self, output: Output) -> None:
+        self.flush(float("inf"))
+        whole = output.model_copy(update={"index": self._index, "question": self._question})
+        self._event(EventType.OUTPUT, whole.model_dump(mode="json"))
+
     def flush(self, held_since: float) -> None:
         if self._text and self._text_since <= held_since:
             self._event(EventType.DELTA, {"output_index": self._index, "text": self._text})
             self._text = ""
 
-    def _event(self, kind: Literal[EventType.PROGRESS, EventType.DELTA], data: dict[str, Any]) -> None:
+    def _event(
+        self, kind: Literal[EventType.PROGRESS, EventType.DELTA, EventType.OUTPUT], data: dict[str, Any]
+    ) -> None:
         self._channel.send(protocol.ChildEvent(type=kind, data=data))
 
 
@@ -142,7 +151,7 @@ def do(engine: Any, run: protocol.Run, channel: Channel) -> protocol.End:
     documents = [Document(d.name, d.text) for d in run.documents]
     try:
         salt = bytes.fromhex(run.request.prefix_salt)
-        result = tasks.run(engine, run.request.spec, documents, report, salt)
+        result = tasks.run(engine, run.request.spec, documents, report, salt, run.request.owed)
         report.flush()
         return protocol.End(outcome="succeeded", result=result)
     except Stopped:

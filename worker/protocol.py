@@ -55,7 +55,7 @@ class Refused(BaseModel):
 
 class ChildEvent(BaseModel):
     op: Literal["event"] = "event"
-    type: Literal[EventType.PROGRESS, EventType.DELTA, EventType.CHECKPOINT]
+    type: Literal[EventType.PROGRESS, EventType.DELTA, EventType.OUTPUT, EventType.CHECKPOINT]
     data: dict[str, Any] = Field(default_factory=dict)
 
 

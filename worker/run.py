@@ -288,7 +288,7 @@ class _Attempt:
         if self._stopping == "stale":
             return
         request, context = self._request, self._context
-        if type not in (EventType.PROGRESS, EventType.DELTA, EventType.CHECKPOINT):
+        if type not in (EventType.PROGRESS, EventType.DELTA, EventType.OUTPUT, EventType.CHECKPOINT):
             log.info("%s (attempt %d): %s", request.job_id, request.attempt, type.value)
         context.outbox.put(_event(context, request.job_id, request.attempt, type, data))
 

@@ -28,6 +28,8 @@ def job_view(job: Job) -> dict[str, Any]:
         "expires_at": iso(job.expires_at),
         "retry_at": iso(job.not_before),
         "progress": job.progress,
+        "num_outputs": job.num_outputs,
+        "num_done": job.num_done,
         "num_failures": job.num_failures,
         "error": job.error,
         "spec": job.spec,

@@ -112,7 +112,16 @@ async def get_job(
     return respond(job, 200)
 
 
-@router.get("/{job_id}/result", responses=NOT_MODIFIED)
+RESULT: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "The result. Of a job that has failed, expired or was cancelled: the answers that are "
+        "complete, with `complete` false; `index` says which of the `num_outputs` each one is."
+    },
+    409: {"description": "The job has not ended, or ended with no answer complete."},
+}
+
+
+@router.get("/{job_id}/result", responses=NOT_MODIFIED | RESULT)
 def get_result(
     job_id: str,
     services: ServicesDep,
@@ -120,15 +129,15 @@ def get_result(
     if_none_match: Annotated[str | None, Header()] = None,
 ) -> Response:
     job = _required(services, caller.tenant, job_id)
-    if job.state == State.SUCCEEDED:
+    if State(job.state) not in TERMINAL:
+        raise ApiError(409, "job_unfinished", f"{job_id} is {job.state}; wait with /v1/jobs/{job_id}?wait=30")
+    if job.state == State.SUCCEEDED or job.num_done:
         if matches(if_none_match, etag(job)):
             return Response(status_code=304, headers={"ETag": etag(job)})
         result = services.jobs.result(job_id)
         if result is None:  # deleted since
             raise not_found(job_id)
         return JSONResponse(result, headers={"ETag": etag(job)})
-    if State(job.state) not in TERMINAL:
-        raise ApiError(409, "job_unfinished", f"{job_id} is {job.state}; wait with /v1/jobs/{job_id}?wait=30")
     detail = job.error["detail"] if job.error else f"the job is {job.state}"
     raise ApiError(409, f"job_{job.state}", f"{job_id} has no result: {detail}", error=job.error)
 

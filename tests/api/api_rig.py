@@ -200,12 +200,20 @@ def held(prefix_id: str, owner: str = "", **changes: Any) -> HeldPrefix:
     ).model_copy(update=changes)
 
 
+def output(index: int, text: str = "An answer.", question: str | None = None) -> dict[str, Any]:
+    usage = Usage(prompt_tokens=5, prefilled_tokens=5, output_tokens=2)
+    timing = Timing(decode_s=0.5, time_to_first_token_s=0.1 + index)
+    made = Output(
+        index=index, text=text, question=question, finish_reason="stop", usage=usage, timing=timing,
+        prefix="none",
+    )  # fmt: skip
+    return made.model_dump(mode="json")
+
+
 def result(text: str = "An answer.") -> dict[str, Any]:
     usage = Usage(prompt_tokens=5, prefilled_tokens=5, output_tokens=2)
     output = Output(text=text, finish_reason="stop", usage=usage, timing=Timing(), prefix="none")
-    return Result(type="summarize", model=MODEL, outputs=[output], usage=usage, timing=Timing()).model_dump(
-        mode="json"
-    )
+    return Result.of("summarize", MODEL, [output], 1).model_dump(mode="json")
 
 
 def progress(num_done: int) -> dict[str, Any]:

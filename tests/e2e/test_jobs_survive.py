@@ -90,6 +90,33 @@ def test_job_whose_engine_is_killed_is_tried_again_and_finished(stack: Stack, re
     assert stack.worker.poll() is None
 
 
+def test_answers_that_were_complete_when_the_engine_died_are_not_asked_again(
+    stack: Stack, report: Document
+) -> None:
+    """More questions than are written at a time, so that some are answered while others wait."""
+    questions = [f"In which year was the station of section {number % 8 + 1} built?" for number in range(20)]
+    spec = Ask(documents=[report.id], questions=questions, max_output_tokens=12, temperature=0.7, seed=11)
+    job = stack.client.submit(spec)
+    events = stack.client.follow(job.id)
+    done = [until(events, EventType.OUTPUT)[-1].data["output_index"]]
+    os.kill(engine_of(stack.worker), signal.SIGKILL)
+    before = until(events, EventType.QUEUED)
+    assert before[-1].data["attempt"] == 2
+    done += [event.data["output_index"] for event in before if event.type is EventType.OUTPUT]
+    after = until(events, EventType.SUCCEEDED)
+    again = [event.data["output_index"] for event in after if event.type is EventType.OUTPUT]
+    assert 0 < len(done) < 20
+    assert sorted(done + again) == list(range(20))
+    assert {event.data["output_index"] for event in after if event.type is EventType.DELTA} <= set(again)
+    result = stack.client.result(job.id)
+    assert [output.question for output in result.outputs] == questions
+    undisturbed = stack.client.submit(spec)
+    assert stack.client.wait(undisturbed.id).state is State.SUCCEEDED
+    expected = stack.client.result(undisturbed.id)
+    assert [output.text for output in result.outputs] == [output.text for output in expected.outputs]
+    assert result.usage.output_tokens == expected.usage.output_tokens
+
+
 def test_drained_worker_gives_its_job_back_to_the_front(stack: Stack, report: Document) -> None:
     first = stack.client.submit(question(report))
     second = stack.client.submit(question(report, "How much grain is there?"))

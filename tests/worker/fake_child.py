@@ -1,8 +1,9 @@
 """An engine child without an engine: does the steps that the job's instruction spells out as JSON.
 
-["progress", phase, num_done, num_total] · ["delta", text] · ["say", raw line] · ["die", signal] ·
-["exit", code] · ["gate", fifo]: goes on when the test opens it · ["until_stop"]: ends as it is told ·
-["deaf"]: never ends by itself · ["grow", num_bytes]: takes memory and keeps it · ["end"]: succeeds.
+["progress", phase, num_done, num_total] · ["delta", text] · ["done", text] · ["say", raw line] ·
+["die", signal] · ["exit", code] · ["gate", fifo]: goes on when the test opens it · ["until_stop"]: ends as
+it is told · ["deaf"]: never ends by itself · ["grow", num_bytes]: takes memory and keeps it ·
+["end"]: succeeds.
 FAKE_CHILD_LOAD = "refuse" | "die" fails the loading.
 """
 
@@ -47,8 +48,11 @@ def result(run: Run) -> Result:
     known.add(text)
     usage = Usage(prompt_tokens=len(text), cached_tokens=num_cached, prefilled_tokens=len(text) - num_cached)
     timing = Timing(prefill_s=usage.prefilled_tokens / 1000)
-    output = Output(text=text, finish_reason="stop", usage=usage, timing=timing, prefix="none")
-    return Result(type="prompt", model="fake", outputs=[output], usage=usage, timing=timing)
+    return Result.of("prompt", "fake", [output(text, usage, timing)], 1)
+
+
+def output(text: str, usage: Usage, timing: Timing) -> Output:
+    return Output(text=text, finish_reason="stop", usage=usage, timing=timing, prefix="none")
 
 
 def progress(phase: str, num_done: int, num_total: int) -> ChildEvent:
@@ -63,6 +67,12 @@ def do(run: Run) -> None:
             say(progress(*args))
         elif name == "delta":
             say(ChildEvent(type=EventType.DELTA, data={"output_index": 0, "text": args[0]}))
+        elif name == "done":
+            say(
+                ChildEvent(
+                    type=EventType.OUTPUT, data=output(args[0], Usage(), Timing()).model_dump(mode="json")
+                )
+            )
         elif name == "say":
             os.write(write_fd, args[0].encode() + b"\n")
         elif name == "die":

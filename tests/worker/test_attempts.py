@@ -88,6 +88,13 @@ def test_presence_tells_how_fast_the_last_long_prefill_was(
     rig.until(EventType.SUCCEEDED)
 
 
+def test_a_complete_answer_is_told_before_the_engine_dies(rig: Rig) -> None:
+    rig.enqueue(["done", "An answer."], ["die", 9])
+    rig.start()
+    seen = rig.until(EventType.LOST)
+    assert [event.data["text"] for event in seen if event.type is EventType.OUTPUT] == ["An answer."]
+
+
 def test_the_name_of_a_store_stays(tmp_path: Path) -> None:
     names = {store_name(tmp_path / "data") for _ in range(3)}
     assert len(names) == 1

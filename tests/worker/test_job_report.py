@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from jobs import EventType
+from jobs import EventType, Output, Timing, Usage
 from worker import child, protocol
 from worker.engine.errors import Stopped
 
@@ -66,6 +66,22 @@ def test_progress_names_its_output_and_counts_only_what_it_saw(channel):
     assert (prefill["output_index"], prefill["num_outputs"]) == (3, 5)
     # 40 tokens were written while another output was reported: nothing is known of their pace.
     assert (decode["num_done"], decode["tokens_per_s"], decode["eta_s"]) == (40, 0.0, None)
+
+
+def test_a_complete_answer_goes_out_after_its_last_text(channel: child.Channel) -> None:
+    job = child.JobReport(channel)
+    first, second = (job.output(i, 2, f"Question {i}?") for i in range(2))
+    first.delta("on it")
+    second.delta("the end")
+    usage = Usage(output_tokens=2)
+    output = Output(text="the end", finish_reason="stop", usage=usage, timing=Timing(), prefix="none")
+    second.done(output)
+    # The delta of a batch's other answers stays held back.
+    assert [d["text"] for d in sent(channel, EventType.DELTA)] == ["the end"]
+    (data,) = sent(channel, EventType.OUTPUT)
+    told = Output.model_validate(data)
+    assert (told.index, told.question, told.text, told.usage) == (1, "Question 1?", "the end", usage)
+    assert channel._writer.getvalue().splitlines()[-1].count(b"output.done") == 1
 
 
 def test_a_stop_reaches_every_output(channel):

@@ -179,6 +179,7 @@ def decode_batch(
     cache: KVCache,
     begin: Sequence[Callable[[], Answer]],
     max_rows: int,
+    ended: Callable[[Answer], None],
 ) -> list[Answer]:
     """Write all answers; one that ends makes room for one that waits.
 
@@ -186,6 +187,7 @@ def decode_batch(
         cache: holds what all prompts begin with, in blocks and tail, and does again at the end.
         begin: for each answer, prefills the rest of its prompt and takes its first token.
         max_rows: how many answers are written at a time.
+        ended: hears of each answer as soon as it has ended.
     """
     shared = cache.mark()
     batch = BatchCache(cache)
@@ -200,11 +202,16 @@ def decode_batch(
                 if answer.finish_reason is None:
                     batch.add()
                     rows.append(answer)
+                else:
+                    ended(answer)
                 cache.back_to(shared)
             if rows:
                 _step(model, batch, rows)
             going = [i for i, answer in enumerate(rows) if answer.finish_reason is None]
             if len(going) < len(rows):
+                for answer in rows:
+                    if answer.finish_reason is not None:
+                        ended(answer)
                 batch.keep(going)
                 rows = [rows[i] for i in going]
     return answers

@@ -247,19 +247,27 @@ class Engine:
                 report,
             )
             answer.begin(logits)
+            begun[id(answer)] = work
             return answer
 
+        def end(answer: Answer) -> None:
+            work = begun[id(answer)]
+            work.output = work.completed(answer, kind)
+            work.request.report.done(work.output)
+
+        kind = self._held.kind(prefix)
+        begun: dict[int, Work] = {}
         if len(group) == 1:
-            answers = [begin(first)]
+            answer = begin(first)
             policy = self._drafts
             drafter = Drafter(first.prompt.tokens, policy) if policy.longest else None
-            decode_answer(model, cache, answers[0], drafter, self._runs_ahead)
+            decode_answer(model, cache, answer, drafter, self._runs_ahead)
+            end(answer)
         else:
             steps: list[Callable[[], Answer]] = [partial(begin, work) for work in group]
-            answers = decode_batch(model, cache, steps, self._max_rows(group, cache))
+            decode_batch(model, cache, steps, self._max_rows(group, cache), end)
         cache.rewind(prefix.num_blocks)
-        kind = self._held.kind(prefix)
-        return [work.output(answer, kind) for work, answer in zip(group, answers, strict=True)]
+        return [work.output for work in group if work.output is not None]
 
     def _max_rows(self, group: Sequence[Work], cache: KVCache) -> int:
         """How many answers fit into the memory at a time, beside what one needs."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal, Protocol
 
+from jobs import Output
+
 Phase = Literal["load", "restore", "prefill", "decode"]
 
 
@@ -19,6 +21,9 @@ class Report(Protocol):
     def delta(self, text: str) -> None:
         """New text of the answer, thinking left out; never half a character."""
 
+    def done(self, output: Output) -> None:
+        """The answer is complete; others of the batch may go on."""
+
 
 class Silent:
     """A report that nobody reads."""
@@ -30,4 +35,7 @@ class Silent:
         pass
 
     def delta(self, text: str) -> None:
+        pass
+
+    def done(self, output: Output) -> None:
         pass

@@ -33,6 +33,8 @@ class Work:
     began: float = 0.0
     restored: float = 0.0
     prefilled: float = 0.0
+    output: Output | None = None
+    """None until its answer has ended."""
 
     @property
     def num_tokens(self) -> int:
@@ -54,7 +56,7 @@ class Work:
         """Blocks that the instruction and the answer may fill behind the prefix, beyond the dense tail."""
         return -(-max(0, self.num_behind - TAIL_TOKENS) // BLOCK_TOKENS)
 
-    def output(self, answer: Answer, prefix: Literal["none", "exact", "continued"]) -> Output:
+    def completed(self, answer: Answer, prefix: Literal["none", "exact", "continued"]) -> Output:
         assert answer.finish_reason is not None
         num_prompt = len(self.prompt.tokens)
         return Output(

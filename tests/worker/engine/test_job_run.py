@@ -18,12 +18,13 @@ class Job:
     """A report of each output."""
 
     def __init__(self):
-        self.texts = {}
+        self.texts, self.done = {}, []
 
-    def output(self, index, num_outputs):
+    def output(self, index, num_outputs, question):
         self.texts[index, num_outputs] = []
         report = Silent()
         report.delta = self.texts[index, num_outputs].append
+        report.done = lambda output: self.done.append((index, question, output))
         return report
 
 
@@ -53,6 +54,33 @@ def test_each_question_draws_with_the_next_seed(engine):
     assert len(set(texts)) == 3
     third, _ = ask(engine, ["Write a poem."], temperature=1.0, seed=7)
     assert third.outputs[0].text == texts[2]
+
+
+def test_an_answer_is_told_as_soon_as_it_is_complete(engine: Engine) -> None:
+    """The others of its batch go on: the shortest is told first."""
+    questions = ["Tell the whole story.", "When was it built?"]
+    result, job = ask(engine, questions, max_output_tokens=40)
+    assert [index for index, _, _ in job.done] == sorted(
+        range(2), key=lambda index: result.outputs[index].usage.output_tokens
+    )
+    for index, question, output in job.done:
+        assert question == questions[index]
+        whole = result.outputs[index]
+        assert (output.text, output.usage, output.timing) == (whole.text, whole.usage, whole.timing)
+
+
+def test_the_answers_that_are_owed_are_those_that_they_would_be_among_all(engine: Engine) -> None:
+    questions = ["Write a poem.", "Who kept the light?", "Write a poem."]
+    many, _ = ask(engine, questions, temperature=1.0, seed=5)
+    job = Job()
+    spec = Ask(documents=["d"], questions=questions, max_output_tokens=16, temperature=1.0, seed=5)
+    some = tasks.run(engine, spec, NOTE, job, owed=[2])
+    assert [(output.index, output.question) for output in some.outputs] == [(2, questions[2])]
+    assert some.outputs[0].text == many.outputs[2].text
+    assert list(job.texts) == [(2, 3)]
+    assert (some.num_outputs, some.complete) == (3, False)
+    nothing = tasks.run(engine, spec, NOTE, Job(), owed=[])
+    assert (nothing.outputs, nothing.usage.prompt_tokens) == ([], 0)
 
 
 def test_the_fields_of_a_job_reach_the_answer(engine):
