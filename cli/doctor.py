@@ -6,22 +6,17 @@ own, so a broken one is a line here and no crash.
 
 from __future__ import annotations
 
-import errno
-import socket
 import sys
 from collections.abc import Callable, Iterator
 
-import httpx
 from redis import Redis
 from redis.exceptions import RedisError
 
 from cli.doctor_keys import snapshot_keys, worker_token
+from cli.doctor_network import environment, model_source, port, proxy
 from cli.doctor_places import clock, data_folder, models_folder, own_server, temporary_folder
 from cli.finding import Finding, ask
 from cli.settings import Settings
-
-ANSWER_S = 3.0
-"""What has the port may be anything, and need not answer."""
 
 _DEVICE = """
 import json, mlx.core as mx
@@ -51,8 +46,8 @@ print(json.dumps(found | {"path": str(place) if isinstance(place, Path) else ""}
 def examine(settings: Settings) -> Iterator[Finding]:
     """One finding for each thing, in the order in which a start needs them."""
     checks: tuple[Callable[[Settings], Finding], ...] = (
-        _python, clock, _device, _compiler, data_folder, temporary_folder, _redis, _database, snapshot_keys,
-        worker_token, models_folder, _model, _port,
+        environment, _python, clock, _device, _compiler, data_folder, temporary_folder, _redis, _database,
+        snapshot_keys, worker_token, models_folder, _model, model_source, proxy, port,
     )  # fmt: skip
     for check in checks:
         yield check(settings)
@@ -133,31 +128,3 @@ def _model(settings: Settings) -> Finding:
         return Finding("model", "ok", f"{settings.model_id} in {folder}")
     mend = f"`longleaf up` fetches it, or `python -m worker.models pull {settings.model}` does"
     return Finding("model", "warn", f"{settings.model}: no {' and no '.join(missing)} in {folder}", mend)
-
-
-def _port(settings: Settings) -> Finding:
-    where = f"{settings.host}:{settings.port}"
-    try:
-        family, kind, proto, _, address = socket.getaddrinfo(
-            settings.host, settings.port, type=socket.SOCK_STREAM
-        )[0]
-        with socket.socket(family, kind, proto) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-    except OSError as error:
-        if error.errno != errno.EADDRINUSE:
-            mend = "set LONGLEAF_HOST to an address of this machine, or LONGLEAF_PORT to another port"
-        elif _is_longleaf(settings):
-            return Finding("port", "ok", f"{where}: Longleaf answers there")
-        else:
-            mend = f"`lsof -i :{settings.port}` names the program that has it; end that, or set LONGLEAF_PORT"
-        return Finding("port", "warn", f"{where}: {error.strerror}", mend)
-    return Finding("port", "ok", f"{where} is free")
-
-
-def _is_longleaf(settings: Settings) -> bool:
-    url = httpx.URL(scheme="http", host=settings.host, port=settings.port, path="/openapi.json")
-    try:
-        return bool(httpx.get(url, timeout=ANSWER_S, trust_env=False).json()["info"]["title"] == "Longleaf")
-    except (httpx.HTTPError, ValueError, KeyError, TypeError):
-        return False

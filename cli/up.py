@@ -32,6 +32,7 @@ from cli.up_lock import AlreadyRunning, UpInfo, UpLock, is_alive
 from jobs.listening import CannotListen, listen
 from jobs.loopback import address_of, in_url
 from jobs.private_files import make_private, only_for_user
+from jobs.settings import without_password
 
 _OUT, _ERR = Output(1), Output(2)
 """Who started `up` may have closed them, or stop reading at any time: nothing ends or waits for that."""
@@ -136,7 +137,11 @@ def _run(settings: Settings, lock: UpLock, umask: int) -> int:
 
     folder = settings.data / "redis"
     redis_url, redis_socket = settings.redis_url, None
-    if redis_url is None:
+    if redis_url is not None:
+        # The name is common: this may be another project's.
+        shown = without_password(redis_url.partition("?")[0])
+        _say(_OUT, f"the queue is at {shown} (REDIS_URL); unset that for a Redis of its own")
+    else:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         program, redis_socket = find_program(folder), place_socket(folder)
         keep_program(folder, program)

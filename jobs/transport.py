@@ -109,6 +109,22 @@ def _is_spared(host: str, port: int | None) -> bool:
 
 def in_words(error: BaseException) -> str:
     """Why there was no answer, as one would say it aloud."""
+    inner: BaseException | None = error
+    while inner is not None:
+        if said := _cause(inner):
+            return said
+        inner = inner.__cause__ or inner.__context__
+    kind = type(error).__name__
+    if kind == "RemoteProtocolError":
+        closed = "disconnected" in str(error)
+        return "it closed the connection without an answer" if closed else "it does not speak HTTP there"
+    if kind in ("ConnectError", "ReadError", "WriteError", "CloseError"):
+        return "no connection" if kind == "ConnectError" else "the connection was cut"
+    return (str(error) or kind).splitlines()[0]
+
+
+def _cause(error: BaseException) -> str | None:
+    """What one error of a chain says, where that is enough."""
     # By name: httpx, httpcore below it and the model hub's own copy of both call their errors alike.
     kind = type(error).__name__
     if kind == "ProxyError":
@@ -117,24 +133,16 @@ def in_words(error: BaseException) -> str:
         return "no connection in time"
     if kind in ("ReadTimeout", "WriteTimeout", "PoolTimeout"):
         return "no answer in time"
-    inner: BaseException | None = error
-    while inner is not None:
-        if isinstance(inner, ssl.SSLCertVerificationError):
-            return f"its certificate is not trusted: {inner.verify_message}"
-        if isinstance(inner, ssl.SSLError):
-            return "it does not speak TLS there; is it http:// and not https://?"
-        if isinstance(inner, socket.gaierror):
-            is_down = inner.errno == socket.EAI_AGAIN
-            return "no name server answers" if is_down else "its name has no address"
-        if isinstance(inner, UnicodeError):
-            return "its name can be no host's"
-        if isinstance(inner, OSError) and inner.errno is not None:
-            is_hidden = inner.errno == errno.EHOSTUNREACH and sys.platform == "darwin"
-            return os.strerror(inner.errno) + (_LOCAL_NETWORK if is_hidden else "")
-        inner = inner.__cause__ or inner.__context__
-    if kind == "RemoteProtocolError":
-        closed = "disconnected" in str(error)
-        return "it closed the connection without an answer" if closed else "it does not speak HTTP there"
-    if kind in ("ConnectError", "ReadError", "WriteError", "CloseError"):
-        return "no connection" if kind == "ConnectError" else "the connection was cut"
-    return str(error) or kind
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is not trusted: {error.verify_message}"
+    if isinstance(error, ssl.SSLError):
+        return "it does not speak TLS there; is it http:// and not https://?"
+    if isinstance(error, socket.gaierror):
+        is_down = error.errno == socket.EAI_AGAIN
+        return "no name server answers" if is_down else "its name has no address"
+    if isinstance(error, UnicodeError):
+        return "its name can be no host's"
+    if isinstance(error, OSError) and error.errno is not None:
+        is_hidden = error.errno == errno.EHOSTUNREACH and sys.platform == "darwin"
+        return os.strerror(error.errno) + (_LOCAL_NETWORK if is_hidden else "")
+    return None

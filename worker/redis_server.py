@@ -40,8 +40,8 @@ def wait_for_redis(redis: Redis, url: str, stop: StopRequest, patience_s: float 
                 ) from error
             if time.monotonic() > give_up_at:
                 raise CannotStart(
-                    f"no Redis at {shown(url)} after {patience_s:.0f} s ({error}); start one and set "
-                    "REDIS_URL, or use `longleaf up`, which brings its own"
+                    f"no Redis at {shown(url)} after {patience_s:.0f} s ({error}); start it, or set "
+                    "REDIS_URL to another one, or unset that: `longleaf up` then starts one of its own"
                 ) from error
             time.sleep(0.2)
     else:

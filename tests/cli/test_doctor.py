@@ -15,9 +15,9 @@ import pytest
 import redis
 
 from cache_store import Keyring, SnapshotStore
-from cli import doctor as doctor_module
-from cli.doctor import _port
+from cli import doctor_network
 from cli.doctor_keys import snapshot_keys, worker_token
+from cli.doctor_network import environment, model_source, port, proxy
 from cli.finding import Finding
 from cli.settings import Settings
 from jobs import PROTOCOL, VERSION, meeting_key
@@ -42,8 +42,9 @@ def test_a_working_installation_ends_with_0_and_changes_nothing(tmp_path: Path) 
     done = doctor(tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     for name in (
-        "Python", "clock", "MLX", "compiler", "data folder", "temporary folder", "Redis", "database",
-        "snapshot keys", "worker token", "models folder", "model", "port",
+        "environment", "Python", "clock", "MLX", "compiler", "data folder", "temporary folder", "Redis",
+        "database", "snapshot keys", "worker token", "models folder", "model", "model's source", "proxy",
+        "port",
     ):  # fmt: skip
         assert f" {name}: " in done.stdout
     assert re.search(r"MLX: .*, which may use [1-9]\d*\.\d GB", done.stdout)
@@ -60,13 +61,16 @@ def test_everything_that_is_wrong_is_named_with_what_to_do(tmp_path: Path) -> No
             tmp_path,
             LONGLEAF_PORT=port,
             LONGLEAF_MODEL="no/such",
+            HF_ENDPOINT="http://127.0.0.1:1",
             REDIS_URL="unix:///tmp/longleaf-nothing-here.sock",
         )
     assert done.returncode == 1
     assert "bad  Redis: no answer" in done.stdout
     assert "bad  database: " in done.stdout
     assert "longleaf restore FILE" in done.stdout
-    assert f"warn port: 127.0.0.1:{port}" in done.stdout
+    assert f"warn port: port {port} on 127.0.0.1 is in use" in done.stdout
+    assert "bad  model's source: no/such is not on this machine" in done.stdout
+    assert "the hub at http://127.0.0.1:1 cannot be reached (Connection refused): " in done.stdout
     assert "python -m worker.models pull no/such" in done.stdout
     assert "Traceback" not in done.stdout + done.stderr
 
@@ -74,21 +78,21 @@ def test_everything_that_is_wrong_is_named_with_what_to_do(tmp_path: Path) -> No
 @pytest.mark.parametrize("answer", [{"info": {"title": "Longleaf"}}, {"info": {"title": "other"}}, [], "<p>"])
 def test_a_port_that_longleaf_has_is_as_it_should_be(answer: object) -> None:
     with fake_api(lambda request: request.reply(200, answer)) as url:
-        found = _port(Settings(port=int(url.rsplit(":", 1)[1])))
+        found = port(Settings(port=int(url.rsplit(":", 1)[1])))
     is_ours = answer == {"info": {"title": "Longleaf"}}
     assert (found.state, found.mend == "") == (("ok", True) if is_ours else ("warn", False))
 
 
 def test_an_address_that_is_not_here_is_asked_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor_module, "_is_longleaf", lambda settings: True)
-    found = _port(Settings(host="192.0.2.1"))
-    assert (found.state, "LONGLEAF_HOST" in found.mend) == ("warn", True)
+    monkeypatch.setattr(doctor_network, "_is_longleaf", lambda settings: True)
+    found = port(Settings(host="192.0.2.1"))
+    assert (found.state, "LONGLEAF_HOST" in found.mend) == ("bad", True)
 
 
 def test_a_port_whose_program_says_nothing_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor_module, "ANSWER_S", 0.1)
+    monkeypatch.setattr(doctor_network, "ANSWER_S", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        assert _port(Settings(port=taken.getsockname()[1])).state == "warn"
+        assert port(Settings(port=taken.getsockname()[1])).state == "warn"
 
 
 def test_a_redis_that_may_forget_jobs_is_a_warning(tmp_path: Path, redis_url: str) -> None:
@@ -242,3 +246,52 @@ def test_the_api_is_asked_whether_it_takes_the_token(tmp_path: Path, monkeypatch
         # A client's LONGLEAF_API alone makes no worker of this machine.
         monkeypatch.delenv("LONGLEAF_WORKER_TOKEN")
         assert token_found(monkeypatch, tmp_path, LONGLEAF_API=api).state == "ok"
+
+
+def test_an_env_file_whose_settings_nobody_reads_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("LOG_FORMAT", raising=False)
+    env = tmp_path / ".env"
+    env.write_bytes(b"OWNER=J\xfcrgen\nDATABASE_URL=x\n")
+    assert environment(Settings()).state == "ok"
+    env.write_text("# ours\nexport LONGLEAF_MODEL=x\nREDIS_URL=redis://theirs\n")
+    found = environment(Settings())
+    assert (found.state, found.detail) == ("warn", "LONGLEAF_MODEL, REDIS_URL in .env here is not read")
+
+
+def test_a_log_format_of_others_is_a_warning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LOG_FORMAT", "pretty")
+    assert environment(Settings()).detail == "LOG_FORMAT='pretty' is passed over"
+
+
+@pytest.mark.parametrize(
+    ("variables", "state", "said"),
+    [
+        ({}, "ok", "none"),
+        ({"http_proxy": "http://u:SECRET@10.0.0.1:3128"}, "warn", "would be asked for 127.0.0.1 too"),
+        ({"http_proxy": "http://10.0.0.1:3128", "no_proxy": "localhost,127.0.0.1"}, "ok", "10.0.0.1:3128"),
+        ({"ALL_PROXY": "socks5://10.0.0.1:1080", "no_proxy": "*"}, "ok", "socks5://10.0.0.1:1080"),
+        ({"https_proxy": "socks4://u:SECRET@10.0.0.1:1"}, "bad", "https_proxy='socks4://…@10.0.0.1:1'"),
+    ],
+)
+def test_the_proxies_are_tried(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], state: str, said: str
+) -> None:
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    found = proxy(Settings())
+    assert (found.state, said in found.detail, "SECRET" in found.detail) == (state, True, False)
+
+
+def test_a_model_that_is_here_asks_no_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "owner--name").mkdir()
+    (tmp_path / "owner--name" / "config.json").write_text("{}")
+    monkeypatch.setattr(doctor_network, "ask", lambda *words: ({}, "asked"))
+    assert model_source(Settings(models=tmp_path, model="owner/name")).state == "ok"
+    assert model_source(Settings(models=tmp_path, model="owner/other")).detail == "asked"
