@@ -11,6 +11,7 @@ import pytest
 import kernels
 from kernels import cpu
 from kernels.cpu import build
+from tests.kernels import rounding
 
 
 @cache
@@ -33,35 +34,13 @@ def arrays(num_queries, num_tokens, head_dim=64, num_kv_heads=1, group=3, size=1
     return q, k, v
 
 
-def plain(q, k, v, scale, dtype):
-    """The definition, computed in `dtype`."""
-    q, k, v = (np.array(x).astype(dtype) for x in (q, k, v))
-    group = q.shape[1] // k.shape[1]
-    scores = (q * dtype(scale)) @ k.repeat(group, axis=1).swapaxes(2, 3)
-    num_queries, num_tokens = scores.shape[2:]
-    hidden = np.arange(num_tokens) > np.arange(num_queries)[:, None] + num_tokens - num_queries
-    scores[..., hidden] = -np.inf
-    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    return weights / weights.sum(axis=-1, keepdims=True) @ v.repeat(group, axis=1)
-
-
-def rms(x):
-    return float(np.sqrt((x.astype(np.float64) ** 2).mean()))
-
-
-def assert_close(q, k, v, scale, extra=0.0):
-    """No more than twice as far from float64 as a naive float32 computation, and one rounding of the result.
-
-    `extra` allows for what a single ill-conditioned query may lose by its scores' rounding.
-    """
-    truth = plain(q, k, v, scale, np.float64)
-    bound = 2 * rms(plain(q, k, v, scale, np.float32) - truth) + 2**-24 * rms(truth) + extra
+def assert_close(q, k, v, scale):
+    exact = rounding.dense_attention(q, k, v, scale)
     for backend in backends():
         ours = backend.prefill_attention(q, k, v, scale)
         assert ours.dtype == mx.float32
         assert ours.shape == q.shape
-        error = rms(np.array(ours) - truth)
-        assert error <= bound, (backend.isa, error / bound)
+        rounding.assert_within_contract(ours, exact, backend.isa)
 
 
 @pytest.mark.parametrize("num_queries", [1, 2, 15, 16, 17, 31, 63, 64, 65, 127, 128, 129, 200, 256, 300])
@@ -85,10 +64,7 @@ def test_few_queries_over_33000_keys():
 
 @pytest.mark.parametrize("size", [0.0, 1e-30, 1e-3, 1e2, 1e4, 1e8])
 def test_extreme_scores(size):
-    q, k, v = arrays(70, 333, size=size)
-    # Scores as large as these are rounded by more than the distance of two: equals may win.
-    widest = size * 64**0.5 * 4
-    assert_close(q, k, v, 0.125, extra=2**-24 * widest if size <= 1e2 else 0.05)
+    assert_close(*arrays(70, 333, size=size), 0.125)
 
 
 def test_a_score_that_wins_by_far_gives_its_value():
@@ -101,10 +77,10 @@ def test_a_score_that_wins_by_far_gives_its_value():
 
 def test_equal_keys_average_the_values_seen():
     q, k, v = arrays(300, 300)
-    means = mx.cumsum(v, axis=2) / mx.arange(1, 301)[:, None]
-    for backend in backends():
-        out = backend.prefill_attention(q, 0 * k, v, 0.125)
-        assert mx.allclose(out, means, atol=1e-6), backend.isa
+    means = np.cumsum(rounding.wide(v), axis=2) / np.arange(1, 301)[:, None]
+    exact = rounding.dense_attention(q, 0 * k, v, 0.125)
+    assert np.allclose(exact.truth, means, rtol=0, atol=1e-14)
+    assert_close(q, 0 * k, v, 0.125)
 
 
 def test_later_keys_change_nothing():
@@ -206,7 +182,7 @@ def test_other_dtypes_take_mlx_s_way(dtype):
 def test_a_batch_and_an_uneven_head_size_take_mlx_s_way(batch, head_dim):
     q, k, v = (mx.repeat(x, batch, axis=0) for x in arrays(20, 90, head_dim))
     out = kernels.prefill_attention(q, k, v, 0.1)
-    assert np.allclose(np.array(out), plain(q, k, v, 0.1, np.float64), atol=1e-5)
+    rounding.assert_within_contract(out, rounding.dense_attention(q, k, v, 0.1))
 
 
 def test_without_a_library_mlx_does_it(monkeypatch):
