@@ -11,7 +11,7 @@ and on luck where there are few numbers. So nothing naive is run here: its expec
 - The errors of different roundings are independent.
 - n terms of the sum S are added one by one. On average over their orders, the squares of the sums on the way
   add up to (n + 1)(Q + 2S²)/6, Q being the sum of the terms' squares.
-- To first order. Scores so large that float32 rounds them by more than one have no error that can be predicted.
+- To first order: where float32 rounds scores by more than one, no error can be predicted.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def variance_of_rounding(unit: float) -> float:
     return unit**2 / (8 * math.log(2))
 
 
-class Attention(NamedTuple):
+class Exact(NamedTuple):
     """The exact result, and the variance of a naive computation's error in each of its numbers."""
 
     truth: np.ndarray
@@ -59,15 +59,18 @@ def attention(
     visible: np.ndarray,
     sinks: np.ndarray | None = None,
     decoding: tuple[np.ndarray, np.ndarray] | None = None,
+    shared: tuple[np.ndarray, np.ndarray] | None = None,
     stored: float = 2.0**-24,
-) -> Attention:
+) -> Exact:
     """Softmax attention in float64 with what float32 arithmetic loses, one KV head to a group of queries.
 
     Args:
         q: (B, Hkv, group, Sq, D). k, v: (B, Hkv, 1, T, D). All float64.
         visible: which of T tokens a query sees; broadcasts to (B, Hkv, group, Sq, T).
         sinks: logits that take weight and give nothing; broadcasts to (B, Hkv, group, Sq, 1).
-        decoding: the variance with which k and v themselves come out of their codes, in roundings of size one.
+        decoding: the variance with which k and v come out of their codes, in roundings of size one.
+        shared: N numbers of the query that enter many scores, so that these err together: their variance in
+            roundings of size one, (B, Hkv, group, Sq, N), and what a token multiplies, (B, Hkv, 1, T, N).
         stored: u of the format in which scores, weights and the result are kept.
     """
     u2 = variance_of_rounding(UNITS[mx.float32])
@@ -99,10 +102,17 @@ def attention(
     variance += (stored2 - u2) * out**2
     if decoding:
         variance += u2 * (weights**2 @ decoding[1])
-    return Attention(out, np.maximum(variance, 0))
+    if shared:
+        for of_number, factor in zip(
+            np.moveaxis(shared[0], -1, 0), np.moveaxis(shared[1], -1, 0), strict=True
+        ):
+            leaning = weights * factor[..., None, :]
+            moved = leaning @ v - out * leaning.sum(axis=-1, keepdims=True)
+            variance += u2 * scale**2 * of_number[..., None] * moved**2
+    return Exact(out, np.maximum(variance, 0))
 
 
-def dense_attention(q: mx.array, k: mx.array, v: mx.array, scale: float, **more: np.ndarray) -> Attention:
+def dense_attention(q: mx.array, k: mx.array, v: mx.array, scale: float, **more: np.ndarray) -> Exact:
     """Causal attention over dense keys and values, as `kernels.prefill_attention` takes them."""
     rows = grouped(q, k.shape[1])
     num_queries, num_tokens = q.shape[2], k.shape[2]
@@ -110,12 +120,12 @@ def dense_attention(q: mx.array, k: mx.array, v: mx.array, scale: float, **more:
     found = attention(
         rows, wide(k)[:, :, None], wide(v)[:, :, None], scale, np.arange(num_tokens) <= own, **more
     )
-    return Attention(*(x.reshape(q.shape) for x in found))
+    return Exact(*(x.reshape(q.shape) for x in found))
 
 
 def cached_attention(
     q: mx.array, view: CacheView, scale: float, sinks: mx.array | None = None, stored: float = 2.0**-24
-) -> Attention:
+) -> Exact:
     """Attention over a cache, as `kernels.decode_attention` takes it, straight from the codes.
 
     What is naive: every key and value is decoded first, then attention is computed as if they were dense.
@@ -135,9 +145,9 @@ def cached_attention(
     read = seen.any(axis=1)[:, None, :, None]
 
     def tokens(sinks: mx.array, blocks: np.ndarray, tail: mx.array) -> np.ndarray:
-        shared = np.concatenate([wide(sinks), blocks], axis=1)
-        shared = np.broadcast_to(shared, (batch, *shared.shape))
-        return np.concatenate([shared, np.where(read, wide(tail), 0)], axis=2)[:, :, None]
+        first = np.concatenate([wide(sinks), blocks], axis=1)
+        first = np.broadcast_to(first, (batch, *first.shape))
+        return np.concatenate([first, np.where(read, wide(tail), 0)], axis=2)[:, :, None]
 
     blocks = decode_in_float64(tiles, head_dim, view.format)
     losses = of_decoding(tiles, head_dim, view.format, blocks)
@@ -147,43 +157,67 @@ def cached_attention(
         (mx.zeros_like(a), mx.zeros_like(b))
         for a, b in ((view.sinks_k, view.tail_k), (view.sinks_v, view.tail_v))
     )
+    rows = grouped(q, num_kv_heads)
+    shared = None
+    parts = unpack(tiles, head_dim, view.format)
+    if not parts.layout.rotated:
+        # The queries of a group are added up once, for the offsets of all tokens.
+        groups = rows.reshape(*rows.shape[:-1], -1, parts.layout.group_size)
+        squares = (groups**2).sum(axis=-1)
+        of_offset = tokens(
+            mx.zeros_like(view.sinks_k[..., : groups.shape[-2]]),
+            by_token(wide(parts.k_biases)),
+            mx.zeros_like(view.tail_k[..., : groups.shape[-2]]),
+        )
+        shared = squares + of_sum(squares, groups.sum(axis=-1), parts.layout.group_size), of_offset
     found = attention(
-        grouped(q, num_kv_heads),
+        rows,
         tokens(view.sinks_k, blocks[0], view.tail_k),
         tokens(view.sinks_v, blocks[1], view.tail_v),
         scale,
         visible,
         None if sinks is None else wide(sinks).reshape(1, num_kv_heads, -1, 1, 1),
         (tokens(nothing_k[0], losses[0], nothing_k[1]), tokens(nothing_v[0], losses[1], nothing_v[1])),
+        shared,
         stored,
     )
-    return Attention(*(x.reshape(q.shape) for x in found))
+    return Exact(*(x.reshape(q.shape) for x in found))
 
 
-def of_decoding(
-    tiles: mx.array, head_dim: int, format: str, decoded: list[np.ndarray]
-) -> list[np.ndarray]:
-    """The variance of keys and values as float32 decodes them, (num_kv_heads, tokens, D), in roundings of size one.
+def decoded_numbers(tiles: mx.array, head_dim: int, format: str = "int4c") -> list[Exact]:
+    """The keys and the values of tiles, (num_kv_heads, tokens, D)."""
+    numbers = decode_in_float64(tiles, head_dim, format)
+    losses = of_decoding(tiles, head_dim, format, numbers)
+    unit = variance_of_rounding(UNITS[mx.float32])
+    return [Exact(x, unit * loss) for x, loss in zip(numbers, losses, strict=True)]
+
+
+def of_decoding(tiles: mx.array, head_dim: int, format: str, decoded: list[np.ndarray]) -> list[np.ndarray]:
+    """The variance of what float32 decodes: (num_kv_heads, tokens, D), in roundings of size one.
 
     A code times its scale is exact. Then a rotated format has a product with ±1/√D, itself rounded, and a sum
-    over the head, and for keys the mean; an affine one has its offset.
+    over the head, and for keys the mean. An affine number is two, code and offset, which MLX's own product
+    sums apart: what is left after they cancel is as inexact as they are.
     """
     parts = unpack(tiles, head_dim, format)
-    if not parts.layout.rotated:
-        return [x**2 for x in decoded]
-    mean = np.array(parts.k_mean).astype(np.float64)[:, :, None]  # (NB, H, 1, D)
-    num_blocks, num_heads = mean.shape[:2]
+    layout = parts.layout
+
     losses = []
+    if not layout.rotated:
+        for x, biases in zip(decoded, (parts.k_biases, parts.v_biases), strict=True):
+            offset = by_token(wide(biases).repeat(layout.group_size, axis=-1))
+            losses.append((x - offset) ** 2 + offset**2)
+        return losses
+    mean = wide(parts.k_mean)[:, :, None]  # (NB, H, 1, D)
     for x, offset in zip(decoded, (mean, np.zeros_like(mean)), strict=True):
-        by_block = x.reshape(num_heads, num_blocks, -1, head_dim).transpose(1, 0, 2, 3)
-        rotated = by_block - offset
+        blocks = x.reshape(x.shape[0], -1, BLOCK_TOKENS, head_dim).swapaxes(0, 1)
+        rotated = blocks - offset
         squares = (rotated**2).mean(axis=-1, keepdims=True)  # the rotation keeps the norm
-        loss = squares + rotated**2 + of_sum(squares, rotated, head_dim) + by_block**2
-        losses.append(loss.transpose(1, 0, 2, 3).reshape(x.shape))
+        losses.append(by_token(squares + rotated**2 + of_sum(squares, rotated, head_dim) + blocks**2))
     return losses
 
 
-def assert_within_contract(ours: mx.array, exact: Attention, label: object = "") -> None:
+def assert_within_contract(ours: mx.array, exact: Exact, label: object = "") -> None:
     """No more than twice what a naive computation of float32 is expected to lose, then one rounding.
 
     As a whole, and in every single number: there, twice the deviation that one of so many independent errors
@@ -196,6 +230,11 @@ def assert_within_contract(ours: mx.array, exact: Attention, label: object = "")
     deviations = math.sqrt(2 * math.log(2 * error.size / ODDS))
     single = 2 * deviations * np.sqrt(exact.variance)
     assert (error <= single).all(), (label, float((error / np.maximum(single, 1e-300)).max()))
+
+
+def by_token(x: np.ndarray) -> np.ndarray:
+    """(NB, H, 128, n) → (H, tokens, n)."""
+    return x.transpose(1, 0, 2, 3).reshape(x.shape[1], -1, x.shape[3])
 
 
 def wide(x: mx.array) -> np.ndarray:

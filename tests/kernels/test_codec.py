@@ -7,6 +7,7 @@ import pytest
 from kernels import BLOCK_TOKENS, TileLayout
 from kernels.codec import decode, encode, unpack
 from kernels.formats import rotation
+from tests.kernels import rounding
 
 HEAD_DIMS = [64, 80, 96, 112, 128, 192, 256, 512]
 
@@ -55,8 +56,10 @@ def test_codes_are_packed_as_mlx_packs_them():
     parts = unpack(encode(k, v), 64)
     scales = parts.v_scales.astype(mx.float32)
     by_mlx = mx.dequantize(parts.v_codes, scales, -7.5 * scales, group_size=64, bits=4)
-    _, ours = decode(encode(k, v), 64)
-    assert mx.allclose(by_mlx[0] @ rotation(64).T, ours, atol=1e-4)
+    tiles = encode(k, v)
+    _, exact = rounding.decoded_numbers(tiles, 64)
+    for values in (by_mlx[0] @ rotation(64).T, decode(tiles, 64)[1]):
+        rounding.assert_within_contract(values, exact)
 
 
 def test_a_tile_lies_as_the_table_says():
@@ -70,8 +73,10 @@ def test_a_tile_lies_as_the_table_says():
     nibbles = np.stack([codes & 15, codes >> 4], axis=-1).reshape(128, 128)
     rotated = (nibbles.astype(np.float32) - 7.5) * scales.astype(np.float32).repeat(64, axis=1)
     keys = rotated @ np.array(rotation(head_dim)).T + mean.astype(np.float32)
-    k2, _ = decode(encode(k, v), head_dim)
-    np.testing.assert_allclose(keys, np.array(k2)[1, 128:], atol=2e-5)
+    exact, _ = rounding.decoded_numbers(encode(k, v), head_dim)
+    own = rounding.Exact(exact.truth[1, 128:], exact.variance[1, 128:])
+    for found in (mx.array(keys), decode(encode(k, v), head_dim)[0][1, 128:]):
+        rounding.assert_within_contract(found, own)
     assert TileLayout(head_dim).tile_bytes == len(raw) == 17_664
 
 

@@ -1,14 +1,17 @@
-"""Every backend of decode attention against float32 on the same codes."""
+"""Decode attention as this machine computes it, against the exact result on the same codes."""
 
 from dataclasses import replace
 
 import mlx.core as mx
+import numpy as np
 import pytest
-from attention_cases import make_view, queries
+from attention_cases import decode_in_float64, make_view, queries
 
 import kernels
 from kernels import BLOCK_TOKENS, FORMATS, CacheView, from_canonical, reference, unfused
 from kernels.codec import decode, encode
+from tests.kernels import rounding
+from tests.kernels.rounding import UNITS
 
 
 def decode_attention(q, view, scale, sinks=None):
@@ -18,13 +21,10 @@ def decode_attention(q, view, scale, sinks=None):
 
 
 def assert_close(q, view, scale, sinks=None):
-    """Within twice the error of a naive computation of q's dtype, and never above 2e-5 in float32."""
-    truth = reference.decode_attention(q, view, scale, sinks)
     ours = decode_attention(q, view, scale, sinks)
     assert ours.dtype == q.dtype
     assert ours.shape == q.shape
-    bound = {mx.float32: 2e-5, mx.float16: 2e-3, mx.bfloat16: 2e-2}[q.dtype]
-    assert float(mx.abs(ours.astype(mx.float32) - truth).max()) <= bound * float(mx.abs(truth).max())
+    rounding.assert_within_contract(ours, rounding.cached_attention(q, view, scale, sinks, UNITS[q.dtype]))
 
 
 @pytest.mark.parametrize("head_dim", [64, 80, 128, 192, 256])
@@ -70,9 +70,10 @@ def test_equal_keys_average_the_values():
     empty = mx.zeros((1, 0, 64))
     tiles = encode(k, v)
     view = CacheView(empty, empty, tiles, 1, k[None, :, :1], mx.zeros((1, 1, 1, 64)))
-    out = decode_attention(queries(2, 1, 64), view, 0.125)
-    expected = decode(tiles, 64)[1].sum(axis=1) / (BLOCK_TOKENS + 1)
-    assert mx.allclose(out[0, :, 0], mx.broadcast_to(expected, (2, 64)), atol=1e-5)
+    q = queries(2, 1, 64)
+    means = decode_in_float64(tiles, 64)[1].sum(axis=1) / (BLOCK_TOKENS + 1)
+    assert np.allclose(rounding.cached_attention(q, view, 0.125).truth[0, :, 0], means, rtol=0, atol=1e-14)
+    assert_close(q, view, 0.125)
 
 
 def test_sink_logits_take_weight_and_give_nothing():
@@ -98,8 +99,12 @@ def test_the_reference_is_ordinary_attention_over_the_decoded_cache():
     k, v = decode(view.tiles, 64)
     k = mx.concatenate([view.sinks_k[None], k[None], view.tail_k], axis=2)
     v = mx.concatenate([view.sinks_v[None], v[None], view.tail_v], axis=2)
-    expected = mx.fast.scaled_dot_product_attention(q, k, v, scale=0.125, mask="causal")
-    assert mx.allclose(reference.decode_attention(q, view, 0.125), expected, atol=1e-5)
+    exact = rounding.dense_attention(q, k, v, 0.125)
+    for found in (
+        reference.decode_attention(q, view, 0.125),
+        mx.fast.scaled_dot_product_attention(q, k, v, scale=0.125, mask="causal"),
+    ):
+        rounding.assert_within_contract(found, exact)
 
 
 @pytest.mark.parametrize("num_queries", [1, 3])
@@ -116,7 +121,8 @@ def test_rows_share_the_blocks_and_have_a_tail_each(num_queries):
     for row, length in enumerate(lengths.tolist()):
         k, v = (t[row : row + 1, :, :length] for t in (view.tail_k, view.tail_v))
         alone = CacheView(view.sinks_k, view.sinks_v, view.tiles, 2, k, v)
-        assert mx.allclose(out[row], decode_attention(q[row : row + 1], alone, 0.125)[0], atol=1e-5)
+        exact = rounding.cached_attention(q[row : row + 1], alone, 0.125)
+        rounding.assert_within_contract(out[row : row + 1], exact)
 
 
 @pytest.mark.parametrize("num_queries", [1, 5])
@@ -129,7 +135,7 @@ def test_a_window_hides_what_is_older(num_queries):
     newest = CacheView(empty, empty, tail.tiles, 0, tail.tail_k[:, :, -8:], tail.tail_v[:, :, -8:])
     last = q[:, :, -1:]
     out = decode_attention(q, view, 0.125)[:, :, -1:]
-    assert mx.allclose(out, decode_attention(last, newest, 0.125), atol=1e-5)
+    rounding.assert_within_contract(out, rounding.cached_attention(last, newest, 0.125))
 
 
 def test_a_window_over_blocks_is_refused():
@@ -171,9 +177,10 @@ def test_plain_operations_agree_with_the_reference(head_dim, group, num_queries,
     )
     q = queries(2 * group, num_queries, head_dim, batch=batch)
     for logits in (None, mx.arange(2.0 * group)):
-        truth = reference.decode_attention(q, view, head_dim**-0.5, logits)
-        out = unfused.decode_attention(q, view, head_dim**-0.5, logits)
-        assert mx.allclose(out, truth, atol=2e-5 * float(mx.abs(truth).max()))
+        exact = rounding.cached_attention(q, view, head_dim**-0.5, logits)
+        for module in (unfused, reference):
+            out = module.decode_attention(q, view, head_dim**-0.5, logits)
+            rounding.assert_within_contract(out, exact, module.__name__)
 
 
 def test_head_sizes_without_an_mlx_group_take_the_reference():
