@@ -112,14 +112,20 @@ def attention(
     return Exact(out, np.maximum(variance, 0))
 
 
-def dense_attention(q: mx.array, k: mx.array, v: mx.array, scale: float, **more: np.ndarray) -> Exact:
-    """Causal attention over dense keys and values, as `kernels.prefill_attention` takes them."""
-    rows = grouped(q, k.shape[1])
+def dense_attention(
+    q: mx.array,
+    k: mx.array,
+    v: mx.array,
+    scale: float,
+    visible: np.ndarray | None = None,
+    sinks: np.ndarray | None = None,
+) -> Exact:
+    """Attention over dense keys and values, as `kernels.prefill_attention` takes them; causal unless told."""
     num_queries, num_tokens = q.shape[2], k.shape[2]
-    own = num_tokens - num_queries + np.arange(num_queries)[:, None]
-    found = attention(
-        rows, wide(k)[:, :, None], wide(v)[:, :, None], scale, np.arange(num_tokens) <= own, **more
-    )
+    if visible is None:
+        visible = np.arange(num_tokens) <= num_tokens - num_queries + np.arange(num_queries)[:, None]
+    rows = grouped(q, k.shape[1])
+    found = attention(rows, wide(k)[:, :, None], wide(v)[:, :, None], scale, visible, sinks)
     return Exact(*(x.reshape(q.shape) for x in found))
 
 

@@ -4,7 +4,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from kernels import BLOCK_TOKENS, decode, encode
+from kernels import BLOCK_TOKENS, CacheView, encode
+from tests.kernels import rounding
 from worker.engine import kv_cache
 from worker.engine.kv_cache import (
     FIRST_ROOM,
@@ -74,8 +75,7 @@ def test_attention_covers_exactly_the_tokens_so_far(step):
     layer = CompressedLayer(SHAPE, mx.float32)
     k, v = tokens(700)
     q, out = feed(layer, k, v, step)
-    expected = mx.fast.scaled_dot_product_attention(q, k, v, scale=0.125, mask="causal")
-    assert mx.allclose(out, expected, atol=1e-5)
+    rounding.assert_within_contract(out, rounding.dense_attention(q, k, v, 0.125))
 
 
 def test_the_tails_buffer_begins_small_and_moves_seldom():
@@ -124,16 +124,8 @@ def test_attention_behind_a_prefix_reads_the_decoded_blocks(step):
     layer.set_prefix(k[0, :, :SINK_TOKENS], v[0, :, :SINK_TOKENS], with_room(tiles, 1), 3)
     new_k, new_v = tokens(80, seed=1)
     q, out = feed(layer, new_k, new_v, step)
-    seen = mx.concatenate([layer.sinks_k, decode(tiles, DIM)[0]], axis=1)[None]
-    seen_v = mx.concatenate([layer.sinks_v, decode(tiles, DIM)[1]], axis=1)[None]
-    expected = mx.fast.scaled_dot_product_attention(
-        q,
-        mx.concatenate([seen, new_k], axis=2),
-        mx.concatenate([seen_v, new_v], axis=2),
-        scale=0.125,
-        mask="causal",
-    )
-    assert mx.allclose(out, expected, atol=1e-4)
+    view = CacheView(layer.sinks_k, layer.sinks_v, tiles, 3, new_k, new_v)
+    rounding.assert_within_contract(out, rounding.cached_attention(q, view, 0.125))
 
 
 def test_rewinding_gives_the_same_attention_again():
@@ -183,12 +175,13 @@ def test_an_exact_layer_attends_to_all_so_far_and_never_moves_its_buffer(monkeyp
     layer = ExactLayer(300, SHAPE, mx.float32)
     k, v = tokens(300)
     q, places = mx.random.normal((1, 3 * HEADS, 300, DIM)), set()
-    expected = mx.fast.scaled_dot_product_attention(q, k, v, scale=0.125, mask="causal")
+    exact = rounding.dense_attention(q, k, v, 0.125)
     for a in range(0, 300, 100):
         handle, _ = layer.update_and_fetch(k[:, :, a : a + 100], v[:, :, a : a + 100])
         out = handle.owner.attend(q[:, :, a : a + 100], 0.125, None)
         finish(out, layer.arrays())
-        assert mx.allclose(out, expected[:, :, a : a + 100], atol=1e-5)
+        part = rounding.Exact(*(x[:, :, a : a + 100] for x in exact))
+        rounding.assert_within_contract(out, part)
         places.add(np.array(layer.arrays()[0], copy=False).ctypes.data)
     assert layer.offset == 300
     assert len(places) == 1
@@ -201,5 +194,5 @@ def test_sink_logits_take_weight_in_dense_attention(layer):
     q, sinks = mx.random.normal((1, 2 * HEADS, 40, DIM)), mx.array([0.5, -2.0, 30.0, 3.0])
     handle, _ = layer.update_and_fetch(k, v)
     out = handle.owner.attend(q, 0.125, sinks)
-    expected = mx.fast.scaled_dot_product_attention(q, k, v, scale=0.125, mask="causal", sinks=sinks)
-    assert mx.allclose(out, expected, atol=1e-5)
+    logits = rounding.wide(sinks).reshape(1, HEADS, 2, 1, 1)
+    rounding.assert_within_contract(out, rounding.dense_attention(q, k, v, 0.125, sinks=logits))

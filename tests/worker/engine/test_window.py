@@ -1,9 +1,11 @@
 """A layer with a window, against attention with mlx_lm's own mask over everything that it was given."""
 
 import mlx.core as mx
+import numpy as np
 import pytest
 from mlx_lm.models.base import create_causal_mask
 
+from tests.kernels import rounding
 from worker.engine.kv_cache import KVCache, blocks_end
 from worker.engine.shapes import LayerShape
 from worker.engine.window import SPARE_TOKENS, WindowLayer
@@ -27,8 +29,9 @@ def feed(layer, q, k, v, step, sinks=None):
 
 
 def expected(q, k, v, sinks=None):
-    mask = create_causal_mask(k.shape[2], window_size=WINDOW)
-    return mx.fast.scaled_dot_product_attention(q, k, v, scale=0.125, mask=mask, sinks=sinks)
+    visible = np.array(create_causal_mask(k.shape[2], window_size=WINDOW))
+    logits = None if sinks is None else rounding.wide(sinks).reshape(1, HEADS, 2, 1, 1)
+    return rounding.dense_attention(q, k, v, 0.125, visible, sinks=logits)
 
 
 @pytest.mark.parametrize("sinks", [None, mx.array([0.5, -2.0, 30.0, 3.0])])
@@ -37,7 +40,7 @@ def expected(q, k, v, sinks=None):
 def test_a_query_sees_its_own_token_and_those_before_it_in_the_window(num_tokens, step, sinks):
     layer = WindowLayer(SHAPE, mx.float32)
     q, k, v = tokens(num_tokens)
-    assert mx.allclose(feed(layer, q, k, v, step, sinks), expected(q, k, v, sinks), atol=1e-5)
+    rounding.assert_within_contract(feed(layer, q, k, v, step, sinks), expected(q, k, v, sinks))
     assert layer.offset == num_tokens
 
 
@@ -84,7 +87,7 @@ def test_dropped_drafts_leave_no_trace(num_before):
     feed(layer, *tokens(16, seed=4), 16)
     layer.drop(16)
     out = feed(layer, *after, 3)
-    assert mx.allclose(out, expected(*q_k_v)[:, :, num_before:], atol=1e-5)
+    rounding.assert_within_contract(out, rounding.Exact(*(x[:, :, num_before:] for x in expected(*q_k_v))))
 
 
 def test_no_more_can_be_dropped_than_leaves_a_window():
