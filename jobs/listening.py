@@ -104,6 +104,7 @@ def _refusal(host: str, port: int, error: OSError) -> CannotListen:
         if ":" in host and not has_ipv6():
             mend = "set LONGLEAF_HOST=127.0.0.1, or 0.0.0.0 for others than this machine"
             return CannotListen(f"{host} cannot be listened on, for IPv6 is switched off here", mend)
-        mend = "set LONGLEAF_HOST to one that it has, such as 127.0.0.1 or ::1"
+        other = "::1" if is_loopback(host) else "127.0.0.1 or ::1"
+        mend = f"set LONGLEAF_HOST to one that it has, such as {other}"
         return CannotListen(f"{host} is no address of this machine", mend)
     return CannotListen(f"cannot listen on {host} port {port} ({error.strerror})", "set LONGLEAF_HOST")

@@ -81,6 +81,15 @@ def test_a_host_that_is_not_here_is_refused_with_what_to_do(host: str, said: str
         listen(host, 0)
 
 
+def test_a_machine_without_ipv4_is_shown_the_other_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_address(*words: object) -> socket.socket:
+        raise OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address")
+
+    monkeypatch.setattr(listening, "_bound", no_address)
+    with pytest.raises(CannotListen, match=r"set LONGLEAF_HOST to one that it has, such as ::1$"):
+        listen("127.0.0.1", 0)
+
+
 def test_a_busy_port_closes_what_was_bound_before(monkeypatch: pytest.MonkeyPatch) -> None:
     places = tuple((socket.AF_INET, (address, 0)) for address in ("127.0.0.2", "127.0.0.1"))
     monkeypatch.setattr(listening, "_places", lambda host: places)
