@@ -16,7 +16,7 @@ from cli.connection import connected
 from cli.results import show_result
 from cli.sources import document_ids, is_document
 from cli.watch import watch
-from cli.words import OPTIONS, cell, refuse, say
+from cli.words import OPTIONS, cell, console, refuse, say
 from jobs import Ask, Prompt, State, Summarize
 from jobs.faults import field_path, told
 from jobs.printable import json_text, printable
@@ -24,8 +24,6 @@ from jobs.printable import json_text, printable
 EXIT_FAILED, EXIT_INTERRUPTED = 1, 130
 LONG_TOKENS = 1024
 """Of a long summary, where no other limit is given."""
-
-out = Console()
 
 Model = Annotated[str | None, typer.Option(help="Model id; the server's default where absent.")]
 MaxTokens = Annotated[
@@ -222,7 +220,7 @@ def models() -> None:
         context = model.get("context_tokens")
         notes = [word for word in ("default", "available") if model.get(word)]
         table.add_row(cell(model["id"]), f"{context:,} tokens" if context else "?", ", ".join(notes))
-    out.print(table)
+    console().print(table)
 
 
 def _finish(client: Client, job: Job, as_json: bool) -> None:
@@ -232,7 +230,7 @@ def _finish(client: Client, job: Job, as_json: bool) -> None:
     if as_json:
         _print_json(found)
     else:
-        show_result(out, found)
+        show_result(console(), found)
     if not found.complete:
         num_there = f"{len(found.outputs):,} of {found.num_outputs:,} answers"
         say(f"{num_there}; `longleaf retry {job.id}` asks for the others")

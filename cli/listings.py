@@ -6,17 +6,15 @@ from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from cli.client import Client, Page, Refused
 from cli.connection import connected, in_our_words
 from cli.figures import ago_iso, size
-from cli.words import EXIT_REFUSED, cell, say
+from cli.words import EXIT_REFUSED, cell, console, say
 from jobs import State
 from jobs.printable import json_text
 
-out = Console()
 documents = typer.Typer(
     help="The documents that the API keeps.", invoke_without_command=True, pretty_exceptions_enable=False
 )
@@ -42,7 +40,9 @@ def list_documents(limit: Limit = 50, after: After = None, as_json: AsJson = Fal
     """List documents, the newest first."""
     with connected() as client:
         page = client.documents(limit, after)
-    table = Table("id", "name", "tokens", "pages", "size", "added", box=None, pad_edge=False)
+    table = Table(
+        Column("id", no_wrap=True), "name", "tokens", "pages", "size", "added", box=None, pad_edge=False
+    )
     for document in page.data:
         counts = list(document["num_tokens"].values())
         table.add_row(
@@ -79,7 +79,9 @@ def list_jobs(
     """List jobs, the newest first."""
     with connected() as client:
         page = client.jobs(state, limit, after)
-    table = Table("id", "type", "state", "submitted", "documents", "", box=None, pad_edge=False)
+    table = Table(
+        Column("id", no_wrap=True), "type", "state", "submitted", "documents", "", box=None, pad_edge=False
+    )
     for job in page.data:
         table.add_row(
             cell(job["id"]),
@@ -106,7 +108,7 @@ def _show(page: Page, table: Table, kind: str, as_json: bool) -> None:
     if not page.data:
         say(f"there are no {kind} here")
         return
-    out.print(table)
+    console().print(table)
     if page.has_more:
         say(f"there are more: `longleaf {kind} list --after {page.next}`")
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from cache_store import (
@@ -37,7 +36,7 @@ from cache_store import (
 from cache_store.index import disk_bytes
 from cli.figures import ago, size
 from cli.settings import Settings
-from cli.words import cell, refuse, say, settings_or_refuse
+from cli.words import cell, console, refuse, say, settings_or_refuse
 from jobs.printable import json_text, printable
 
 EXIT_BAD = 1
@@ -51,8 +50,6 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-out = Console()
-
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Id = Annotated[str, typer.Argument(help="An id, or its beginning, as `longleaf prefixes list` prints it.")]
 Data = Annotated[Path | None, typer.Option(help="Data folder (LONGLEAF_DATA).")]
@@ -81,10 +78,12 @@ def list_(data: Data = None, tenant: Tenant = None, as_json: AsJson = False) -> 
             cell(p.model or "?"),
             cell(_notes(p)),
         )
-    out.print(table)
+    console().print(table)
     for model, use in sorted(usage.items()):
-        out.print(f"{cell(model or '?')}: {_blocks(use.num_blocks)}, {size(use.disk_bytes)}", highlight=False)
-    out.print(f"{size(total_bytes)} in all", highlight=False)
+        console().print(
+            f"{cell(model or '?')}: {_blocks(use.num_blocks)}, {size(use.disk_bytes)}", highlight=False
+        )
+    console().print(f"{size(total_bytes)} in all", highlight=False)
 
 
 @app.command()
@@ -129,7 +128,7 @@ def show(id: Id, data: Data = None, as_json: AsJson = False) -> None:
     table = Table(show_header=False, box=None, pad_edge=False)
     for name, value in rows.items():
         table.add_row(name, cell(value))
-    out.print(table)
+    console().print(table)
 
 
 @app.command()

@@ -6,12 +6,14 @@ import sys
 from collections.abc import Mapping
 
 import typer
+from rich.console import Console
 from rich.markup import escape
 
 from cli.settings import Settings, SettingsError, load_settings
 from jobs.printable import one_line, printable
 
 EXIT_REFUSED = 2
+NO_WIDTH = 10_000
 OPTIONS = {
     "max_output_tokens": "--max-tokens",
     "expires_after": "--expires-after",
@@ -57,6 +59,11 @@ def refuse(message: str) -> None:
 
 def say(message: str) -> None:
     print(f"longleaf: {printable(message)}", file=sys.stderr)
+
+
+def console() -> Console:
+    """Standard output; where no terminal shows it, nothing is cut or wrapped to a width."""
+    return Console() if sys.stdout.isatty() else Console(width=NO_WIDTH)
 
 
 def cell(text: str) -> str:

@@ -378,6 +378,9 @@ def test_progress_is_told_off_a_terminal_unless_it_is_unwanted(
     assert (done.returncode, bool(done.stderr)) == (0, told)
 
 
+LONG_NAME = "The minutes of the third meeting of the committee for the harbour and the lighthouse.txt"
+
+
 def test_jobs_and_documents_are_listed_in_pages(tmp_path: Path) -> None:
     paths = []
 
@@ -386,7 +389,7 @@ def test_jobs_and_documents_are_listed_in_pages(tmp_path: Path) -> None:
         if "documents" in request.path:
             item = {
                 "id": "doc_1",
-                "name": "a.txt",
+                "name": LONG_NAME,
                 "num_tokens": {"m": 1234},
                 "num_pages": 6,
                 "num_bytes": 8587,
@@ -401,7 +404,7 @@ def test_jobs_and_documents_are_listed_in_pages(tmp_path: Path) -> None:
         jobs = longleaf(tmp_path, "jobs", "list", "--state", "failed", api=url)
         assert longleaf(tmp_path, "jobs", "list", "--state", "asleep", api=url).returncode == 2
     assert paths == ["/v1/documents?limit=1&after=doc_0", "/v1/jobs?state=failed&limit=50"]
-    assert ("doc_1  a.txt  1,234" in documents.stdout, "8.6 kB" in documents.stdout) == (True, True)
+    assert (f"doc_1  {LONG_NAME}  1,234" in documents.stdout, "8.6 kB" in documents.stdout) == (True, True)
     assert "Who? (and 1 more)" in jobs.stdout
     assert "longleaf documents list --after x_9" in documents.stderr
 

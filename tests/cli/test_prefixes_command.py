@@ -246,7 +246,7 @@ def test_the_pages_examples_give_what_the_page_shows(
     transcripts = re.findall(r"```console\n(.*?)```", page, re.DOTALL)
     assert len(transcripts) > 3
     monkeypatch.setenv("LONGLEAF_DATA", str(data))
-    monkeypatch.setattr(prefixes, "out", Console(width=100))
+    monkeypatch.setattr(prefixes, "console", lambda: Console(width=100))
     monkeypatch.chdir(tmp_path)
     for step in re.split(r"^\$ longleaf prefixes ", "".join(transcripts), flags=re.MULTILINE)[1:]:
         command, _, shown = step.partition("\n")
