@@ -10,11 +10,11 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 
 from cli import up as local
 from cli.doctor import examine
-from cli.words import settings_or_refuse
+from cli.words import cell, settings_or_refuse
+from jobs.printable import printable
 
 EXIT_BAD = 1
 
@@ -103,12 +103,12 @@ def doctor() -> None:
     for finding in examine(settings_or_refuse()):
         is_bad = is_bad or finding.state == "bad"
         out.print(
-            f"{marks[finding.state]} {escape(finding.name)}: {escape(finding.detail)}",
+            f"{marks[finding.state]} {cell(finding.name)}: {cell(finding.detail)}",
             highlight=False,
             soft_wrap=True,
         )
         if finding.mend:
-            out.print(f"     → {finding.mend}", markup=False, highlight=False, soft_wrap=True)
+            out.print(f"     → {printable(finding.mend)}", markup=False, highlight=False, soft_wrap=True)
     raise typer.Exit(EXIT_BAD if is_bad else 0)
 
 

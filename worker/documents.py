@@ -99,15 +99,15 @@ class DocumentSource:
                 response = self._http.get(f"/v1/documents/{ref.id}/{what}")
                 if response.status_code < 500:
                     break
-                trouble = f"it answered {response.status_code}"
+                trouble, mend = f"it answered {response.status_code}", "its log says why"
             except httpx.TransportError as error:
-                trouble = in_words(error)
+                trouble, mend = in_words(error), "check LONGLEAF_API on the worker's host"
             if time.monotonic() + pause_s > give_up_at:
                 raise ApiUnreachable(
                     Problem(
                         code="api_unreachable",
                         detail=f"the worker could not read document {ref.id} from {self._api} for "
-                        f"{self._patience_s:.0f} s ({trouble}); check LONGLEAF_API on the worker's host",
+                        f"{self._patience_s:.0f} s ({trouble}); {mend}",
                         params={"document": ref.id, "api": self._api},
                     )
                 )
