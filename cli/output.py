@@ -12,6 +12,8 @@ from collections import deque
 
 from honcho.printer import Message, Printer
 
+from jobs.printable import printable
+
 NUM_LAST_LINES = 12
 _PATIENCE_S = 1.0
 
@@ -54,10 +56,11 @@ class KeepingPrinter(Printer):
         self._last: dict[str, deque[str]] = {}
 
     def write(self, message: Message) -> None:
-        data = message.data.decode(errors="replace") if isinstance(message.data, bytes) else message.data
+        said = message.data.decode(errors="replace") if isinstance(message.data, bytes) else message.data
+        data = printable(said)
         kept = self._last.setdefault(message.name, deque(maxlen=NUM_LAST_LINES))
         kept.extend(filter(str.strip, data.splitlines()))
-        super().write(message)
+        super().write(message._replace(data=data))
 
     def last_lines(self, part: str) -> list[str]:
         return list(self._last.get(part, ()))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
+from datetime import datetime
 
 import pytest
+from honcho.printer import Message
 
-from cli.output import Output
+from cli.output import KeepingPrinter, Output
 
 
 def test_a_reader_that_has_gone_is_no_error() -> None:
@@ -41,3 +43,13 @@ def test_letters_that_are_no_text_are_written_all_the_same() -> None:
     with os.fdopen(read, "rb"), os.fdopen(write, "wb"):
         Output(write).write("é \udcff\n")
         assert os.read(read, 100) == "é \\udcff\n".encode()
+
+
+def test_a_part_steers_no_terminal_with_its_lines(capfd: pytest.CaptureFixture[str]) -> None:
+    printer = KeepingPrinter()
+    line = "answer \x1b[2J\x1b]0;title\x07 \u202ekcatta".encode()
+    printer.write(Message("line", line, datetime(2026, 11, 30), "worker", None))
+    printed = capfd.readouterr().out
+    assert "kcatta" in printed
+    assert printed.removesuffix("\n").isprintable()
+    assert all(kept.isprintable() for kept in printer.last_lines("worker"))
