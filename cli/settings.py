@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pydantic import Field
 
 from jobs.loopback import in_url
-from jobs.settings import DEFAULT_PORT, ApiUrl, Host, SettingsError, SharedSettings, load
+from jobs.settings import DEFAULT_PORT, ApiUrl, Host, RedisUrl, SettingsError, SharedSettings, load
 
 __all__ = ["DEFAULT_PORT", "Settings", "SettingsError", "load_settings"]
 
@@ -21,7 +21,7 @@ class Settings(SharedSettings):
     """What the API is shown, where it asks for a key."""
     database_url: str | None = None
     """PostgreSQL's address; a file in the data folder where absent."""
-    redis_url: str | None = Field(default=None, validation_alias="REDIS_URL")
+    redis_url: RedisUrl | None = Field(default=None, validation_alias="REDIS_URL")
 
     @property
     def api_url(self) -> str:

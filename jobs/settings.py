@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 import platformdirs
 from pydantic import AfterValidator, BeforeValidator, ByteSize, Field, ValidationError
@@ -37,12 +37,40 @@ def default_model() -> str:
     return "mlx-community/Qwen3-4B-Instruct-2507-4bit" if has_gpu else "smollm2-135m-instruct"
 
 
+_REDIS_OPTIONS = (
+    "client_name",
+    "db",
+    "health_check_interval",
+    "password",
+    "protocol",
+    "socket_connect_timeout",
+    "socket_keepalive",
+    "socket_timeout",
+    "ssl_ca_certs",
+    "ssl_ca_path",
+    "ssl_cert_reqs",
+    "ssl_certfile",
+    "ssl_check_hostname",
+    "ssl_keyfile",
+    "ssl_min_version",
+    "username",
+)
+"""What may follow a `?` in the address: redis-py hands other names to a constructor that fails on them."""
+
+
 def _redis_url(value: str) -> str:
     if not re.match(r"(rediss?://|unix:///)", value) or not _has_host_and_port(value):
         raise ValueError(
             "redis://host:port/0, rediss://host:port/0 or unix:///path.sock is accepted, an IPv6 address in "
             "brackets"
         )
+    parts = urlsplit(value)
+    number = "" if parts.scheme == "unix" else parts.path.strip("/")
+    if number and not number.isdecimal():
+        raise ValueError(f"the database after the port is a number such as /0, not /{number}")
+    unknown = [name for name in parse_qs(parts.query) if name not in _REDIS_OPTIONS]
+    if unknown:
+        raise ValueError(f"{unknown[0]} is no option of it; {', '.join(_REDIS_OPTIONS)} are")
     return value
 
 
