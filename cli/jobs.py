@@ -231,7 +231,7 @@ def _finish(client: Client, job: Job, as_json: bool) -> None:
         _print_json(found)
     else:
         show_result(console(), found)
-    if not found.complete:
+    if not found.complete and job.error is None:  # an error says it itself
         num_there = f"{len(found.outputs):,} of {found.num_outputs:,} answers"
         say(f"{num_there}; `longleaf retry {job.id}` asks for the others")
     _fail_unless_succeeded(job)

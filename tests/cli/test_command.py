@@ -483,3 +483,31 @@ def test_a_document_is_warmed_and_the_prefix_named(
         status, [{"documents": ["doc_1"], "model": "m", "thinking": False}],
     )  # fmt: skip
     assert said in done.stdout + done.stderr
+
+
+KEPT = "1 of its 3 answers is complete and stays its result, and a retry asks only for the others"
+
+
+@pytest.mark.parametrize(
+    ("state", "error", "said"),
+    [
+        ("cancelled", None, ["1 of 3 answers; `longleaf retry job_1` asks for the others", "cancelled"]),
+        ("expired", {"code": "expired", "detail": f"too late; {KEPT}"}, [KEPT]),
+    ],
+)
+def test_the_answers_of_a_job_that_ended_early_are_printed(
+    tmp_path: Path, state: str, error: dict[str, Any] | None, said: list[str]
+) -> None:
+    def answer(request: Request) -> None:
+        if request.path.endswith("/result"):
+            request.reply(200, RESULT | {"num_outputs": 3, "complete": False})
+        else:
+            request.reply(200, JOB | {"state": state, "error": error, "num_outputs": 3, "num_done": 1})
+
+    with fake_api(answer) as url:
+        done = longleaf(tmp_path, "result", "job_1", api=url)
+    assert "Forty-two." in done.stdout
+    assert done.returncode == 1
+    for words in said:
+        assert words in done.stderr
+    assert done.stderr.count("the others") == 1
