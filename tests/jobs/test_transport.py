@@ -7,7 +7,7 @@ import socket
 import threading
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import httpx
 import pytest
@@ -31,11 +31,13 @@ def no_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
 def server(answer: Callable[[socket.socket], None]) -> Iterator[int]:
     """The port of something on this machine that treats one connection as `answer` does."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(20)  # a test whose client fails before it connects ends with the client's error
 
         def serve() -> None:
-            connection, _ = listener.accept()
-            with connection:
-                answer(connection)
+            with suppress(TimeoutError):
+                connection, _ = listener.accept()
+                with connection:
+                    answer(connection)
 
         thread = threading.Thread(target=serve)
         thread.start()
