@@ -30,7 +30,7 @@ def ledger_of(tmp_path):
     database = Database(tmp_path / "longleaf.db")
     store = JobStore(database, lambda job_id: None)
     text = Extracted("A short document.", [], "text/plain")
-    document, _ = DocumentStore(database).add(DEFAULT_TENANT, "a", "0" * 64, 17, text)
+    document = DocumentStore(database).add(DEFAULT_TENANT, "a", "0" * 64, 17, text).document
     spec = parse_spec({"type": "ask", "documents": [document.id], "questions": ["Yes?"]})
     jobs = [store.create(DEFAULT_TENANT, spec, "tiny").id for _ in range(2)]
     for number, job_id in enumerate(jobs):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 from datetime import datetime, timedelta
@@ -51,7 +52,7 @@ def test_the_part_that_ended_first_is_named_with_what_it_said_and_not_the_others
 
 
 def test_of_a_traceback_only_what_was_raised_is_said_again() -> None:
-    python = f"exec {sys.executable} -c 'def f(): raise ValueError(\"no such thing\")\nf()'"
+    python = f"exec {shlex.quote(sys.executable)} -c 'def f(): raise ValueError(\"no such thing\")\nf()'"
     done = supervise("exec sleep 60", python, "exec sleep 60")
     assert done.stderr.splitlines()[2:3] == ["    ValueError: no such thing"]
 

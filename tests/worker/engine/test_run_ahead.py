@@ -11,6 +11,7 @@ from worker.engine.prefill import prefill_suffix
 from worker.engine.repetition import NumberTokens
 from worker.engine.report import Silent
 from worker.engine.speculate import DraftPolicy
+from worker.engine.thinking import ThinkingSplitter
 
 NO_DRAFTS = DraftPolicy(0)
 
@@ -57,7 +58,8 @@ def test_a_step_too_many_is_forgotten(model):
             cache = model.new_cache()
             logits = prefill_suffix(model, cache, tokens, 0, Silent())
             numbers = NumberTokens(model.tokenizer)
-            answer = Answer(Sampling(12), model.tokenizer.detokenizer, numbers, eos, "answer", 0, Silent())
+            thinking = ThinkingSplitter("answer", None)
+            answer = Answer(Sampling(12), model.tokenizer.detokenizer, numbers, eos, thinking, 0, Silent())
             answer.begin(logits)
             decode_answer(model, cache, answer, None, ahead)
             lengths.append((cache.num_tokens, answer.tokens))
