@@ -1,12 +1,13 @@
 """Published chat templates: which ones can carry a document, what is found around it, and why others can't.
 
     pip download --no-deps --no-binary :all: llama-cpp-python==0.3.36
-    python -m bench.templates llama_cpp_python-0.3.36.tar.gz [MORE …] [--json bench/results/templates.json]
+    pip download --no-deps axolotl==0.19.0
+    python -m bench.templates llama_cpp_python-0.3.36.tar.gz axolotl-0.19.0-py3-none-any.whl
 
-Each argument is a `.jinja` file, a folder that is searched for them, or a source archive whose `.jinja` files
-are read in place. Every template is given the same conversation; its text is compared with what transformers
-makes of it on the same day. Prints a row a template and one JSON line. Exit status 1 where a template is
-refused or the texts differ.
+Each argument is a `.jinja` file, a folder that is searched for them, or a package whose `.jinja` files are
+read in place; `--json FILE` keeps the result. Every template is given the same conversation; its text is
+compared with what transformers makes of it on the same day. Prints a row a template and one JSON line. Exit
+status 1 where a template is refused or the texts differ.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import datetime
 import json
 import sys
 import tarfile
+import zipfile
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
@@ -36,7 +38,12 @@ MESSAGES = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": '
 def templates(paths: list[Path]) -> Iterator[tuple[str, str]]:
     """(name, source) of each template."""
     for path in paths:
-        if path.suffix == ".gz":
+        if path.suffix == ".whl":
+            with zipfile.ZipFile(path) as wheel:
+                for name in sorted(wheel.namelist()):
+                    if name.endswith(".jinja"):
+                        yield Path(name).stem, wheel.read(name).decode()
+        elif path.suffix == ".gz":
             with tarfile.open(path) as archive:
                 for member in sorted(archive, key=lambda each: each.name):
                     file = archive.extractfile(member) if member.name.endswith(".jinja") else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import tarfile
+import zipfile
 from pathlib import Path
 
 from bench.templates import row, templates
@@ -11,7 +12,7 @@ from bench.templates import row, templates
 CHATML = "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}{% endfor %}{{ strftime_now('%Y') }}"
 
 
-def test_templates_are_read_from_folders_files_and_archives(tmp_path: Path) -> None:
+def test_templates_are_read_from_folders_files_and_packages(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "one.jinja").write_text("1")
     with tarfile.open(tmp_path / "source.tar.gz", "w:gz") as archive:
@@ -19,8 +20,11 @@ def test_templates_are_read_from_folders_files_and_archives(tmp_path: Path) -> N
             member = tarfile.TarInfo(name)
             member.size = 1
             archive.addfile(member, io.BytesIO(b"2"))
-    paths = [tmp_path / "a", tmp_path / "a" / "one.jinja", tmp_path / "source.tar.gz"]
-    assert list(templates(paths)) == [("one", "1"), ("one", "1"), ("two", "2")]
+    with zipfile.ZipFile(tmp_path / "a.whl", "w") as wheel:
+        wheel.writestr("y/three.jinja", "3")
+        wheel.writestr("y/other.txt", "3")
+    paths = [tmp_path / "a", tmp_path / "a" / "one.jinja", tmp_path / "source.tar.gz", tmp_path / "a.whl"]
+    assert list(templates(paths)) == [("one", "1"), ("one", "1"), ("two", "2"), ("three", "3")]
 
 
 def test_a_row_says_what_is_found_or_why_it_is_refused() -> None:
