@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,11 +48,7 @@ class ModelFolders:
         path = self._root / folder_name(model)
         config, tokenizer = path / "config.json", path / "tokenizer.json"
         try:
-            stamps = tuple(
-                value
-                for stat in (config.stat(), tokenizer.stat())
-                for value in (stat.st_mtime_ns, stat.st_size, stat.st_ino)
-            )
+            stamps = _stamps([config, tokenizer])
             with self._lock:
                 known = self._folders.get(model)
                 if known is None or known[0] != stamps:
@@ -72,16 +69,18 @@ class ModelFolders:
         Raises:
             PromptError: no prompt can be made for the model.
         """
-        stamps = tuple(
-            value
-            for path in sorted(folder.path.glob("*.json")) + sorted(folder.path.glob("*.jinja"))
-            for value in (path.stat().st_mtime_ns, path.stat().st_size)
-        )
+        stamps = _stamps(sorted(folder.path.glob("*.json")) + sorted(folder.path.glob("*.jinja")))
         with self._lock:
             known = self._builders.get(folder.id)
             if known is None or known[0] != stamps:
                 known = self._builders[folder.id] = (stamps, PromptBuilder(folder.path))
             return known[1]
+
+
+def _stamps(paths: Sequence[Path]) -> tuple[int, ...]:
+    """What changes when one of the files does. Raises OSError."""
+    stats = [path.stat() for path in paths]
+    return tuple(value for stat in stats for value in (stat.st_mtime_ns, stat.st_size, stat.st_ino))
 
 
 def _context_tokens(config: object) -> int | None:
